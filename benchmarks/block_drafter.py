@@ -1,6 +1,6 @@
 """A block drafter as an experiment, beside EAGLE-3 and Medusa: all tokens of a draft from one call
-of two layers, as DFlash does with five (shipstuff/mlx-ane-sd). Trained on the same windows for as
-many minutes, and judged by what it would have accepted on windows that were held out.
+of two layers, as DFlash does with five (shipstuff/mlx-ane-sd). All are trained on the same windows
+for as many minutes, and judged by what would be accepted on windows that were held out.
 
     python benchmarks/block_drafter.py BUNDLE --text FILE --features FOLDER [--minutes 5]
         [--steps 3] [--kinds medusa eagle3 block]

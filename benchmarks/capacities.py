@@ -1,7 +1,7 @@
-"""A bundle with several capacities beside one with the context alone: the same weights, one
-process, in turns, so that a noisy machine disturbs both.
+"""A bundle with several capacities beside one with the context alone.
 
-It reports the time to lower every number of capacities, decoding after `--position` tokens, the
+They have the same weights, and run in one process, in turns: a noisy machine disturbs both.
+Reported are the time to lower every number of capacities, decoding after `--position` tokens, the
 greedy tokens of both across every crossing, and predicted steps on chips.
 docs/explanation/capacities.md has the tables.
 
@@ -11,7 +11,7 @@ docs/explanation/capacities.md has the tables.
 import statistics
 import tempfile
 import time
-from itertools import pairwise
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from cetane.schema.changes import override
 from cetane.schema.recipe import Recipe, load_recipe
 from common import arguments, bundle_of, report
 
+Rows = list[list[Any]]
 CHIPS = ("a19-pro", "m1", "m4-max")
 PREDICTED = ["chip", "capacity", "functions", "ms", "tokens/s", "copy, ms", "pays after, tokens"]
 CROSSING = 12
@@ -86,6 +87,48 @@ def greedy(engine: Engine, ids: tuple[int, ...], position: int) -> list[int]:
     return tokens
 
 
+def measure_lowering(checkpoint: Checkpoint, sizes: list[int], options: Namespace) -> Rows:
+    """`lowering_seconds` for every number of capacities."""
+    rows = [
+        list(lowering_seconds(checkpoint, recipe_of(options.recipe, sizes[:n], options.context)))
+        for n in range(len(sizes) + 1)
+    ]
+    report("conversion of the first shard", ["functions", "seconds", "bytes"], rows, {}, False)
+    return rows
+
+
+def measure_decoding(
+    engines: list[Engine], ids: tuple[int, ...], position: int, steps: int
+) -> list[float]:
+    """The tokens per second of each engine, which take turns."""
+    times: list[list[float]] = [[] for _ in engines]
+    sessions = [after(engine, ids, position) for engine in engines]
+    for _ in range(3):
+        for session, own in zip(sessions, times, strict=True):
+            own.append(decode_seconds(session, ids, steps // 3))
+    return [1 / statistics.median(own) for own in times]
+
+
+def compare_crossings(engines: list[Engine], ids: tuple[int, ...], sizes: list[int]) -> Rows:
+    """Whether both engines choose the same tokens where one grows beyond each size."""
+    rows: Rows = []
+    for size in sizes:
+        one, other = (greedy(engine, ids, size - CROSSING // 2) for engine in engines)
+        rows.append([size, one == other])
+    report("greedy tokens at every crossing", ["capacity", "same tokens"], rows, {}, False)
+    return rows
+
+
+def predictions(checkpoint: Checkpoint, recipe: Recipe) -> Rows:
+    """The rows of `PREDICTED`."""
+    planner = Planner(checkpoint, recipe)
+    return [
+        [chip, c.tokens, c.functions, c.decode.ms, c.decode.tok_s, c.crossing, c.break_even or ""]
+        for chip in CHIPS
+        for c in capacity_costs(Predictor(find_chip(chip)), planner)
+    ]
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--recipe", default="int8")
@@ -100,42 +143,18 @@ def main() -> None:
     recipes = [recipe_of(options.recipe, some, options.context) for some in ([], sizes)]
     result: dict[str, Any] = {"position": options.position}
     if options.lowering:
-        rows = [
-            list(
-                lowering_seconds(checkpoint, recipe_of(options.recipe, sizes[:n], options.context))
-            )
-            for n in range(len(sizes) + 1)
-        ]
-        result["lowering"] = rows
-        report("conversion of the first shard", ["functions", "seconds", "bytes"], rows, {}, False)
+        result["lowering"] = measure_lowering(checkpoint, sizes, options)
     bundles = [bundle_of(checkpoint, recipe) for recipe in recipes]
     engines = [open_engine(bundle, "portable") for bundle in bundles]
     ids = text_tokens(bundles[0].tokenizer, options.context)
-    times: list[list[float]] = [[], []]
-    sessions = [after(engine, ids, options.position) for engine in engines]
-    for _ in range(3):
-        for session, own in zip(sessions, times, strict=True):
-            own.append(decode_seconds(session, ids, options.steps // 3))
-    alone, growing = (1 / statistics.median(own) for own in times)
+    alone, growing = measure_decoding(engines, ids, options.position, options.steps)
     result |= {"alone": alone, "growing": growing, "ratio": growing / alone}
     rows = [[r.name, speed] for r, speed in zip(recipes, (alone, growing), strict=True)]
     report(f"decoding after {options.position} tokens, tokens/s; ratio {growing / alone:.2f}",
            ["bundle", "tokens/s"], rows, {}, as_json=False)  # fmt: skip
-    del sessions
-    same = []
-    for size, _ in pairwise([*sizes, options.context]):
-        one, other = (greedy(engine, ids, size - CROSSING // 2) for engine in engines)
-        same.append([size, one == other])
-    result["same"] = same
-    report("greedy tokens at every crossing", ["capacity", "same tokens"], same, {}, as_json=False)
-    planner = Planner(checkpoint, recipes[1])
-    rows = [
-        [chip, c.tokens, c.functions, c.decode.ms, c.decode.tok_s, c.crossing, c.break_even or ""]
-        for chip in CHIPS
-        for c in capacity_costs(Predictor(find_chip(chip)), planner)
-    ]
-    result["predicted"] = rows
-    report("predicted", PREDICTED, rows, result, options.json)
+    result["same"] = compare_crossings(engines, ids, sizes)
+    result["predicted"] = predictions(checkpoint, recipes[1])
+    report("predicted", PREDICTED, result["predicted"], result, options.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A pytest plugin that runs coremltools' own tests on our executor.
 
-It is loaded before coremltools' test modules, because they ask at import whether this is a Mac: it
-installs the bridge, answers that question with yes, and then deselects what is not about ML
+It is loaded before coremltools' test modules, because they ask at import whether this is a Mac. It
+installs the bridge, and answers that question with yes. Then it deselects what is not about ML
 programs, draws a sample, and records how each test went. Options come from the environment, for
 they must be known at import:
 
@@ -13,8 +13,8 @@ they must be known at import:
     CONFORMANCE_FAST       "1": onnxruntime where it can
     CONFORMANCE_RESULTS    a file for one JSON line per test; tests that it has are not run again
 
-Beside the results lie `*.collected.json`, the number of tests of each module, and, while a test
-runs, `*.SHARE.running` with its name, which stays behind if the test took the process with it.
+Beside the results lies `*.collected.json`, the number of tests of each module. While a test runs,
+`*.SHARE.running` has its name. It stays behind if the test took the process with it.
 """
 
 import asyncio
@@ -106,8 +106,8 @@ FLOAT16 = re.compile(r"numpy.float16|=fp16\b")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_make_parametrize_id(val: object, argname: str) -> str:
-    """Names that say what the parameters are, as some of coremltools' modules have them, without
-    addresses, so that a test is known by its name in the next process."""
+    """Names that say what the parameters are, as some of coremltools' modules have them. They hold
+    no addresses, so a test is known by its name in the next process."""
     return f"{argname}={ADDRESS.sub('', str(val))}"
 
 
@@ -139,8 +139,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample(tests: list[list[pytest.Item]]) -> list[pytest.Item]:
-    """One parametrisation of each test before a second of any, so that a sample has every test,
-    then in an order that only names decide: a larger sample has all of a smaller one."""
+    """One parametrisation of each test before a second of any, so that a sample has every test.
+
+    Only names decide the order, so a larger sample has all of a smaller one.
+    """
     places = []
     for parametrisations in tests:
         ranked = sorted(parametrisations, key=_hash)[: PER_TEST or None]

@@ -1,14 +1,14 @@
 """coremltools' own ways to make few bits of a transformers model's linear layers.
 
 They get the text that cetane's methods get, and their own defaults where nothing is said here. What
-they make of the layers comes back as plain values, by the names of a checkpoint; a weight that is
+they make of the layers comes back as plain values, by the names of a checkpoint. A weight that is
 no linear layer's, as of some experts, is rounded as its format says.
 
 - `coreml-kmeans`: `optimize.coreml.palettize_weights`, exact k-means of each group of outputs.
 - `coreml-skm`: `optimize.torch.palettization.SKMPalettizer`, weighted by squared gradients.
 - `coreml-gptq`: `optimize.torch.layerwise_compression`'s GPTQ, int4 per output channel. Its
-  algorithm is called layer by layer in the order of the computation, as its compressor does, whose
-  own loop cannot call the layers of present transformers.
+  algorithm is called layer by layer in the order of the computation, as its compressor does. The
+  compressor's own loop cannot call the layers of present transformers.
 """
 
 import copy

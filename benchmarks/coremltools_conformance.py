@@ -3,18 +3,18 @@
     python benchmarks/coremltools_conformance.py [--modules WORD ...] [--limit N] [--jobs N]
 
 The coremltools wheel ships its tests, but they predict only on a Mac. Here they run with the
-bridge installed and told that this is one (see conformance_plugin.py). Writes a table of modules,
-classes of failure with a reason each, and every failing test as JSON, and the tables between the
-markers of docs/reference/conformance.md.
+bridge installed and told that this is one (see conformance_plugin.py). It writes as JSON a table of
+modules, classes of failure with a reason each, and every failing test. The tables also go between
+the markers of docs/reference/conformance.md.
 
 A run that was interrupted, or that had a smaller limit, is continued: tests with a result are not
 run again. Results lie in a folder for each precision and executor under build/conformance; remove
 it to start afresh. A test that takes too long, or takes its process down, has failed, and the next
 process goes on after it. A process that has grown large is replaced.
 
-Needs packages that this project does not: they are installed into build/conformance/packages by
-the first run (coremltools 9.0 cannot convert some models with NumPy >= 2.4, and its k-means needs
-scikit-learn).
+It needs packages that this project does not: coremltools 9.0 cannot convert some models with
+NumPy >= 2.4, and its k-means needs scikit-learn. The first run installs them into
+build/conformance/packages.
 """
 
 import argparse

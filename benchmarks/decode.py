@@ -1,6 +1,8 @@
 """Speed of the portable backend against transformers (eager, fp32) and llama.cpp (llama-cpp-python,
-if it is installed, with the GGUF file itself): the same weights, one process, in turns, so that a
-noisy machine disturbs all of them; ratios of medians are reported.
+if it is installed, with the GGUF file itself).
+
+They have the same weights, and run in one process, in turns: a noisy machine disturbs all of them.
+Ratios of medians are reported.
 
 Decoding goes on from a chat prompt; prefill runs `--prefill` tokens of text. Perplexity is that of
 decoding, one token a step, in the arithmetic in which the speed was measured.
@@ -21,7 +23,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from cetane.checkpoint import open_checkpoint
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.open import open_engine
 from cetane.fitting.cache import extending
@@ -131,6 +134,22 @@ def in_turns(runners: dict[str, Runner], measure: Callable[[Runner], float], rou
     return {name: statistics.median(result[name] for result in found[1:]) for name in runners}
 
 
+def open_runners(
+    model: str, checkpoint: Checkpoint, bundles: dict[str, Bundle], threads: int
+) -> dict[str, Runner]:
+    """Every recipe's bundle, and the models that it is compared with."""
+    runners: dict[str, Runner] = {
+        name: Cetane(open_engine(bundle, "portable")) for name, bundle in bundles.items()
+    }
+    runners["transformers"] = Transformers(Reference(checkpoint).model)
+    context = next(iter(bundles.values())).plan.recipe.cache.context
+    try:
+        runners["llama.cpp"] = LlamaCpp(model, context, threads)
+    except ImportError:
+        print("pip install llama-cpp-python adds llama.cpp to the comparison")
+    return runners
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--recipes", nargs="+", default=["fp16", "int8"])
@@ -147,25 +166,18 @@ def main() -> None:
     share_threads()
     checkpoint = open_checkpoint(options.model)
     bundles = {name: bundle_of(checkpoint, load_recipe(name)) for name in options.recipes}
-    runners: dict[str, Runner] = {
-        name: Cetane(open_engine(bundle, "portable")) for name, bundle in bundles.items()
-    }
-    runners["transformers"] = Transformers(Reference(checkpoint).model)
-    context = bundles[options.recipes[0]].plan.recipe.cache.context
-    try:
-        runners["llama.cpp"] = LlamaCpp(options.model, context, threads)
-    except ImportError:
-        print("pip install llama-cpp-python adds llama.cpp to the comparison")
-    tokenizer = bundles[options.recipes[0]].tokenizer
-    prompt = list(chat_prompts(tokenizer, 1)[0])
-    text = read_tokens(tokenizer, standard_library_text(), max(options.prefill, options.perplexity))
+    runners = open_runners(options.model, checkpoint, bundles, threads)
+    first = bundles[options.recipes[0]]
+    prompt = list(chat_prompts(first.tokenizer, 1)[0])
+    length = max(options.prefill, options.perplexity)
+    text = read_tokens(first.tokenizer, standard_library_text(), length)
 
     said = {name: decode(runner, prompt, options.tokens)[0] for name, runner in runners.items()}
     speeds = in_turns(
         runners, lambda r: decode(r, prompt, options.tokens, clock)[1], options.rounds
     )
     fills = in_turns(runners, lambda r: prefill(r, text[: options.prefill]), options.rounds)
-    rows, result = [], {}
+    result = {}
     for name, runner in runners.items():
         same = sum(a == b for a, b in zip(said[name], said["transformers"], strict=True))
         entry = {
@@ -178,10 +190,11 @@ def main() -> None:
             if other in runners:
                 entry[f"ratio_{other.replace('.', '_')}"] = speeds[name] / speeds[other]
         if options.perplexity and name != "transformers":  # the slowest, whose weights are exact
+            context = first.plan.recipe.cache.context
             entry["perplexity"] = perplexity(runner, text[: options.perplexity], context)
         result[name] = entry
-        rows.append([name, *entry.values()])
     columns = list(next(iter(result.values())))
+    rows = [[name, *entry.values()] for name, entry in result.items()]
     report("decode and prefill", ["", *columns], rows, result, options.json)
 
 

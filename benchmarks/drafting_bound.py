@@ -2,10 +2,10 @@
 cost.
 
 The model answers the speculative suite once. Then drafts are replayed on these answers: as the
-controller decides, and as one who knows the answer would, who verifies a draft exactly where it
-pays. No time is measured: calls cost what `--calls` says, in plain steps, by their width. Look-ups
-cost nothing. With `--head` the bundle's EAGLE-3 draft head drafts too. Each of its tokens costs
-what is given, but nothing to one who knows the answer.
+controller decides, and as one who knows the answer would. That one verifies a draft exactly where
+it pays. No time is measured: calls cost what `--calls` says, in plain steps, by their width.
+Look-ups cost nothing. With `--head` the bundle's EAGLE-3 draft head drafts too. Each of its tokens
+costs what is given, but nothing to one who knows the answer.
 
     python benchmarks/drafting_bound.py BUNDLE --calls 4:1.05 4:1.33 4:1.33,8:1.6
     python benchmarks/drafting_bound.py BUNDLE --calls 2:1.15,3:1.2,4:1.21,8:1.66 --head 0.17:0.11

@@ -4,8 +4,8 @@ python benchmarks/family_parity.py [--configs 30] [--families gpt_oss ...] [--wr
 
 The truth is transformers, in fp32. Every config runs in all four contracts: by prefill, in steps of
 one and of four tokens, in uneven pieces, and beside drafts that are evaluated and refused. Beside
-the errors stand the size of logits, and what transformers' own logits change if the last bit of
-every weight does: no port can be nearer to a model than that.
+the errors stands the size of logits, and how far transformers' own logits move if the last bit of
+every weight does. No port can be nearer to a model than that.
 """
 
 import argparse
@@ -50,8 +50,18 @@ from tests.families import (
     test_qwen3_next,
     test_zaya,
 )
+from tests.families.layer_normed_models import LAYER_NORMED, build_layer_normed
+from tests.families.mixture_models import (
+    MIXTURES,
+    build_afmoe,
+    build_lfm2_moe,
+    build_llama4,
+    build_mixture,
+    build_oss,
+)
 from tests.families.parity import FEEDS, engine_of, run, run_drafts, truth
-from tests.families.zaya_models import build_zaya, margin, recipe
+from tests.families.recipes import recipe
+from tests.families.zaya_models import build_zaya, margin
 
 from cetane.schema.slots import CONTRACTS
 
@@ -89,33 +99,25 @@ class Family:
 
 FAMILIES = {
     "llama": Family(test_llama.configs(), build_model, len(test_llama.DRAWN)),
-    "llama4": Family(
-        named("llama4_text", test_llama4.configs()), of_one_kind(test_llama4.build_llama4)
-    ),
+    "llama4": Family(named("llama4_text", test_llama4.configs()), of_one_kind(build_llama4)),
     "olmo2": Family(test_olmo2.configs(), build_model, 3),
     "glm4": Family(test_glm4.configs(), build_model, 2),
-    "layer_normed": Family(
-        test_layer_normed.configs(), test_layer_normed.build, len(test_layer_normed.TYPES)
-    ),
+    "layer_normed": Family(test_layer_normed.configs(), build_layer_normed, len(LAYER_NORMED)),
     "gpt2": Family(test_gpt2.configs(), build_model, len(test_gpt2.BOOLEANS)),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
-    "lfm2_moe": Family(
-        named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(test_lfm2.build_lfm2_moe)
-    ),
+    "lfm2_moe": Family(named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(build_lfm2_moe)),
     "lfm3": Family(named("lfm3", test_lfm2.later_configs()), build_model),
-    "mixtral": Family(test_mixtral.configs(), test_mixtral.build, len(test_mixtral.MODELS)),
-    "flex_olmo": Family(named("flex_olmo", test_flex_olmo.configs()), test_mixtral.build),
-    "afmoe": Family(named("afmoe", test_afmoe.configs()), of_one_kind(test_afmoe.build_afmoe)),
-    "gpt_oss": Family(
-        named("gpt_oss", test_gpt_oss.configs()), of_one_kind(test_gpt_oss.build_oss)
-    ),
-    "deepseek": Family(test_deepseek.configs(), test_deepseek.build, 5),
-    "qwen3_next": Family(test_qwen3_next.configs(), test_mixtral.build, 3),
-    "granite_hybrid": Family(test_granite_hybrid.configs(), test_mixtral.build),
-    "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), test_mixtral.build),
-    "bamba": Family(named("bamba", test_bamba.configs()), test_mixtral.build),
-    "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), test_mixtral.build),
-    "olmo_hybrid": Family(named("olmo_hybrid", test_olmo_hybrid.configs()), test_mixtral.build),
+    "mixtral": Family(test_mixtral.configs(), build_mixture, len(MIXTURES)),
+    "flex_olmo": Family(named("flex_olmo", test_flex_olmo.configs()), build_mixture),
+    "afmoe": Family(named("afmoe", test_afmoe.configs()), of_one_kind(build_afmoe)),
+    "gpt_oss": Family(named("gpt_oss", test_gpt_oss.configs()), of_one_kind(build_oss)),
+    "deepseek": Family(test_deepseek.configs(), build_mixture, 5),
+    "qwen3_next": Family(test_qwen3_next.configs(), build_mixture, 3),
+    "granite_hybrid": Family(test_granite_hybrid.configs(), build_mixture),
+    "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), build_mixture),
+    "bamba": Family(named("bamba", test_bamba.configs()), build_mixture),
+    "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), build_mixture),
+    "olmo_hybrid": Family(named("olmo_hybrid", test_olmo_hybrid.configs()), build_mixture),
     "gemma2": Family(
         named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)
     ),

@@ -3,8 +3,9 @@
     python benchmarks/family_trips.py [--only mixtral] [--write]
 
 `cetane port`, `cetane run`, `cetane serve` with OpenAI's own client, and `cetane export` in every
-layout. Weights are fp16 on both sides, so the greedy tokens must be transformers'. What an export
-wrote is run: by its own host, or by the rules of the runtime that it is for (tests/export).
+layout. The file is bfloat16, as published ones are. Weights are fp16 on both sides, so the greedy
+tokens must be transformers'. What an export wrote is run: by its own host, or by the rules of the
+runtime that it is for.
 """
 
 import argparse
@@ -34,6 +35,8 @@ import transformers
 import cetane.bridge
 from cetane.cli import main as cetane_main
 from cetane.export.anemll.host import ChatHost, Folder
+from cetane.export.coreml_llm.app_folder import read_folder
+from cetane.export.coreml_llm.host import AppHost
 from cetane.families import families
 from cetane.files import remove
 from common import WORK, put_lines
@@ -41,11 +44,11 @@ from common import WORK, put_lines
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.conftest import build_tokenizer
-from tests.export import test_coreml_llm
+from tests.export.app_models import MODEL
 from tests.families.gemma_models import build_gemma4
-from tests.families.test_llama4 import build_llama4
+from tests.families.mixture_models import build_llama4
 from tests.gates.mutations.families import FAMILIES
-from tests.lower.test_parity import half_logits_of
+from tests.lower.half_weights import half_logits_of
 
 PAGE = Path(__file__).parents[1] / "docs/reference/models.md"
 PROMPT, NEW = 39, 16
@@ -68,6 +71,8 @@ compression = {default = "fp16"}
 """A recipe as those of the released Gemma 4, for eight layers."""
 CUT = "\ufffd"
 """A character whose last bytes are not there: the server waits for them."""
+FILE = torch.bfloat16
+"""The precision of the checkpoint's file."""
 LAYOUTS = ("contract", "onnx", "anemll", "coreai", "coreml-llm")
 
 
@@ -96,7 +101,7 @@ def trips() -> dict[str, Trip]:
         rows[f"{name}, routed"] = Trip(made[name], ROUTED)
     return rows | {
         "gemma4_text, four packages": Trip(
-            lambda: build_gemma4(**test_coreml_llm.MODEL), ["--recipe", "{recipe}"], ("coreml-llm",)
+            lambda: build_gemma4(**MODEL), ["--recipe", "{recipe}"], ("coreml-llm",)
         )
     }
 
@@ -241,10 +246,10 @@ def by_coreai(folder: Path, bundle: Path, truth: Truth) -> str:
 
 def by_coreml_llm(folder: Path, bundle: Path, truth: Truth) -> str:
     """The rules of CoreML-LLM's Swift runtime."""
-    session = test_coreml_llm.packages(folder)
-    answer = [session.prefill(truth.prompt)[0]]
+    session = AppHost(read_folder(folder))
+    answer = [session.prefill(truth.prompt).token]
     while len(answer) < NEW:
-        answer.append(session.decode(answer[-1])[0])
+        answer.append(session.decode(answer[-1]).token)
     return truth.compare(answer)
 
 
@@ -259,15 +264,17 @@ def travel(name: str, trip: Trip) -> dict[str, str]:
     home = home_of(name)
     remove(home)
     home.mkdir(parents=True)
-    model = trip.build()
+    model = trip.build().to(FILE)
     model.save_pretrained(home / "model")
     build_tokenizer().save_pretrained(home / "model")
     (home / "recipe.toml").write_text(FOUR_PACKAGES)
-    truth, bundle = Truth(model), home / "bundle"
+    filed = type(model).from_pretrained(home / "model", dtype=torch.float32)
+    truth, bundle = Truth(filed), home / "bundle"
     options = [word.format(recipe=home / "recipe.toml") for word in trip.options]
     started = time.perf_counter()
     ported = command("port", home / "model", "-o", bundle, *options)
-    cells = {"port": f"{time.perf_counter() - started:.0f} s, {verdict(ported)}"}
+    port = f"{time.perf_counter() - started:.0f} s, {verdict(ported)}"
+    cells = {"file": str(FILE).removeprefix("torch."), "port": port}
     ids = ",".join(map(str, truth.prompt))
     ran = command("run", bundle, "--prompt-ids", ids, "--max-new", NEW)
     cells["run"] = truth.compare(ran["tokens"])
@@ -332,7 +339,7 @@ def main() -> None:
 
 def table(rows: dict[str, dict[str, str]]) -> list[str]:
     """All rows that were run, and the sentences of refusals below them."""
-    heads = ["port", "run", "serve", *LAYOUTS]
+    heads = ["file", "port", "run", "serve", *LAYOUTS]
     lines = [f"| model type | {' | '.join(heads)} |", f"|{' --- |' * (1 + len(heads))}"]
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, cells in rows.items():

@@ -1,5 +1,5 @@
-"""Injected faults in jobs, from build to add-head: nothing is lost, and what resumes comes to what
-an undisturbed run comes to.
+"""Injected faults in jobs, from build to add-head. Nothing is lost, and a job that resumes comes to
+what an undisturbed one comes to.
 
 python benchmarks/faults.py [--faults 1000] [--jobs build port ...] [--json FILE]
 

@@ -1,7 +1,8 @@
 """First-token acceptance: how often each drafter knows the next token of greedy answers to the
-prompts of the speculative suite, asked at every position. n-gram lookup seldom proposes, so there
-are three shares: of all positions, of a drafter's own proposals, and of the positions at which the
-first drafter had a proposal.
+prompts of the speculative suite. Each is asked at every position.
+
+n-gram lookup seldom proposes, so there are three shares: of all positions, of a drafter's own
+proposals, and of the positions at which the first drafter had a proposal.
 """
 
 import time

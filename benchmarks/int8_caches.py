@@ -1,9 +1,9 @@
-"""A bundle whose host keeps keys and values in int8 beside one that keeps them in fp16: the same
-weights, one process, in turns, so that a noisy machine disturbs both.
+"""A bundle whose host keeps keys and values in int8 beside one that keeps them in fp16.
 
-It reports the bytes of the caches, the perplexity of both and their divergence on `--tokens` tokens
-of documentation after `--before` others, decode steps after `--position` tokens, and predicted
-steps on chips. docs/explanation/int8-caches.md has the tables.
+They have the same weights, and run in one process, in turns: a noisy machine disturbs both.
+Reported are the bytes of the caches, decode steps after `--position` tokens, and predicted steps on
+chips. Perplexity and divergence are those of `--tokens` tokens of documentation after `--before`
+others. docs/explanation/int8-caches.md has the tables.
 
     python benchmarks/int8_caches.py MODEL [--context 8192] [--skip speed quality]
 """

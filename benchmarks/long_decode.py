@@ -1,9 +1,9 @@
-"""A long greedy decode, one token a call: memory must not grow, a fresh process must give the same
+"""A long greedy decode, one token a call. Memory must not grow. A fresh process must give the same
 tokens, and so must a prefill of the whole text.
 
-Every run is a process of its own, whose resident memory is read every 100 steps (Linux): its own
-pages, and pages of mapped files, which the system drops when it needs room. A new token maps its
-row of the embedding.
+Every run is a process of its own, whose resident memory is read every 100 steps (Linux). These are
+its own pages, and pages of mapped files, which the system drops when it needs room. A new token
+maps its row of the embedding.
 """
 
 import sys

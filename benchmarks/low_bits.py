@@ -2,10 +2,12 @@
 
 Judged on what no way has seen: documentation of Python's standard library behind its first 512
 tokens, and the gates' own prose. The weights are judged without lowering them (`cetane sweep`'s
-judge); all but the head's get the format, the head int8. A method with `turned-` before it turns
-the channels first. One with `mixed-` gives each part of the layers the palettes of least predicted
-KL, of 0.1 bits a weight more; one with `quick-` takes `second_order.effort = "quick"`. coremltools'
-own ways (`coremltools_bits.py`) make values of the same format, and the same judge reads them.
+judge). All but the head's get the format, the head int8. coremltools' own ways
+(`coremltools_bits.py`) make values of the same format, and the same judge reads them.
+
+A method with `turned-` before it turns the channels first. One with `mixed-` gives each part of the
+layers the palettes of least predicted KL, of 0.1 bits a weight more. One with `quick-` takes
+`second_order.effort = "quick"`.
 
     python benchmarks/low_bits.py MODEL --bits 4 3 2 --methods plain turned-gptq coreml-skm
     python benchmarks/low_bits.py MODEL --bits 4 --methods mixed-turned-tuned --minutes 15

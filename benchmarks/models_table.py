@@ -56,7 +56,10 @@ def main() -> None:
     ]
     for kind in sorted(families()):
         trip = trips.get(kind)
-        gates = NONE if trip is None else f"{trip[0].split(', ')[1]}, {trip[1]}, {trip[2]}"
+        gates = NONE
+        if trip is not None:
+            _file, port, run, serve, *_layouts = trip
+            gates = f"{port.split(', ')[1]}, {run}, {serve}"
         lines.append(f"| {kind} | {parity(errors.get(kind))} | {gates} | {largest(kind)} |")
     put_lines(PAGE, "summary", lines)
     print("\n".join(lines))

@@ -2,8 +2,8 @@
 
 On an ANE a verifying call costs about a plain step, so every draft is verified, also where it would
 not pay on this machine. Counted: tokens, steps, and calls of the draft head over the prompts of the
-speculative suite. Predicted: a plain step, a verifying call, and a call of the draft head, which is
-a dispatch and a read of its weights.
+speculative suite. Predicted: a plain step, a verifying call, and a call of the draft head. The last
+is a dispatch and a read of its weights.
 
     python benchmarks/predicted_gain.py BUNDLE [--chips a19-pro m4-max] [--drafters union auto]
 """

@@ -1,11 +1,12 @@
-"""Greedy tokens with drafts against those without: every prompt with every drafter, the longest
-draft taking turns so that calls are 2 to the widest verifying call's tokens wide.
+"""Greedy tokens with drafts against those without, for every prompt with every drafter.
 
-Takes finished bundles, so that contracts and families can be named: one with `tokens.verify = 8`
+The longest draft takes turns: calls are 2 tokens wide, or 3, up to the widest call that verifies.
+It takes finished bundles, so that contracts and families can be named: one with `tokens.verify = 8`
 covers K = 2 to 8. Several drafters together make trees, where the plan takes them. Drafts are
 always verified: the controller, which would skip many, is left out.
-Where tokens differ it says at which place and how far the two logits were apart there, since calls
-of different widths add up in different orders.
+
+Calls of different widths add up in different orders. So where tokens differ, it says at which
+place, and how far the two logits were apart there.
 """
 
 import argparse

@@ -1,6 +1,8 @@
-"""Pass keys found by a model, by length, depth and what its key/value heads see: all tokens; a
-share of the heads, chosen by attention mass, by trained gates or by chance (DuoAttention); or the
-newest tokens alone in every head (windowed full attention).
+"""Pass keys found by a model, by length, depth and what its key/value heads see.
+
+All heads see all tokens, or a share of them does, or every head sees the newest tokens alone
+(windowed full attention). The share is chosen by attention mass, by trained gates or by chance
+(DuoAttention).
 
     python benchmarks/streaming_heads.py MODEL [--lengths 1024 2048 4096 8192]
         [--depths 0.05 0.25 0.5 0.75 0.95] [--texts 4] [--keys 1] [--shares 0.75 0.5 0.25]

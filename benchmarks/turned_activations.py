@@ -1,7 +1,7 @@
 """What turned channels do for activations of 8 bits: W8A8 with and without `compression.rotate`.
 
 Every linear layer but the head rounds its inputs and its outputs to one static scale a tensor, as
-coremltools' passes do; the ranges are those of four passages of the gates' prose. It is computed in
+coremltools' passes do. The ranges are those of four passages of the gates' prose. It is computed in
 torch, without packages: for the plain model it is near the row "W8A8 real" of
 benchmarks/activations.py. Judged on the first tokens of the standard library's documentation.
 

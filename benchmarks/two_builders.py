@@ -1,5 +1,6 @@
-"""Two builders into one output, one after the other by a lag, of one recipe and of two: one builds,
-the other is told who does, and the bundle is whole.
+"""Two builders into one output, one after the other by a lag, of one recipe and of two.
+
+One builds, the other is told who does, and the bundle is whole.
 
 python benchmarks/two_builders.py [--runs 50]
 """

@@ -5,7 +5,7 @@ python benchmarks/workers.py speed MODEL [--what build sweep lab] [--experiments
 python benchmarks/workers.py store MODEL [-r RECIPE]
 python benchmarks/workers.py replay TIMES.json
 
-`speed` writes the CPU seconds of every task to build/bench/workers/times.json, which `replay` gives
+`speed` writes the CPU seconds of every task to build/bench/workers/times.json. `replay` gives these
 to Dask's own scheduler: waves of tasks one after the other, and tasks that measure time alone. CPU
 seconds do not depend on what else runs; wall-clock seconds do.
 """

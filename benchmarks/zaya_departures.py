@@ -1,7 +1,7 @@
 """What each departure of the published ZAYA port costs, alone and with the others, in fp32.
 
-The authored modules run in exact arithmetic, so that only the departures are seen, no rounding and
-no compression; the published port's recipes come last, still without their compression.
+The authored modules run in exact arithmetic. So only the departures are seen, no rounding and no
+compression. The published port's recipes come last, still without their compression.
 """
 
 import sys

@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -57,7 +58,10 @@ def commands(command: Any, path: str) -> Iterator[dict[str, Any]]:
             "about": " ".join((command.help or "").split()),
             "example": re.sub(r"\[/?\w*\]", "", command.epilog or ""),
             "arguments": [
-                {"name": p.metavar or p.name.upper(), "about": " ".join((p.help or "").split())}
+                {
+                    "name": "` or `".join((p.metavar or p.name.upper()).split("|")),
+                    "about": " ".join((p.help or "").split()),
+                }
                 for p in command.params
                 if p.param_type_name == "argument"
             ],
@@ -79,9 +83,15 @@ def option(parameter: Any) -> dict[str, str]:
     }
 
 
+@cache
+def sources() -> griffe.Object | griffe.Alias:
+    """The package as its files are written, with the docstrings of fields."""
+    return griffe.load("cetane", search_paths=[ROOT / "src"])
+
+
 def tables(model: type[BaseModel], path: str = "", about: str = "") -> Iterator[dict[str, Any]]:
     """The tables of a recipe: their fields, and the tables below them."""
-    source = griffe.load(model.__module__, search_paths=[ROOT / "src"])[model.__name__]
+    source = sources()[f"{model.__module__}.{model.__name__}".removeprefix("cetane.")]
     hints = get_type_hints(model, include_extras=True)
     fields, below = [], []
     for name, field in model.model_fields.items():

@@ -56,15 +56,7 @@ def main() -> None:
     checkpoint = open_checkpoint(options.model)
     model = on_device(checkpoint, accelerator.device)
     say(started, "the model is read")
-    texts: list[torch.Tensor] = []
-    for number in range(max(1, options.tokens // (options.together * options.window))):
-        texts.append(
-            write_conversations(
-                model, checkpoint.tokenizer, options.together, options.window, number, WRITING
-            )
-        )
-        say(started, f"{sum(text.numel() for text in texts)} tokens of conversations")
-    tokens = torch.cat(texts)
+    tokens = written(model, checkpoint, options, started)
     held = min(JUDGED, max(1, len(tokens) // 10))
     layers = [int(layer) for layer in options.layers.split(",")]
     learned, judged = (
@@ -78,22 +70,43 @@ def main() -> None:
         say(started, f"before: {acceptance(head.to(accelerator.device), judged, embedding)}")
         scale = feature_magnitudes(learned).flatten()  # as training
         head.cpu().get_parameter("fuse.weight").data *= scale
-    steps = [0, 0.0]
-
-    def progress(what: str, done: int, total: int) -> None:
-        if time.monotonic() - steps[1] > 10:
-            steps[1] = time.monotonic()
-            say(started, f"step {done}, {what}")
-        steps[0] = done
-
+    log = Log(started)
     left = options.minutes - (time.monotonic() - started) / 60
-    train(head, learned, embedding, 1000, left, options.batch, progress, accelerator)
+    train(head, learned, embedding, 1000, left, options.batch, log.progress, accelerator)
     score = acceptance(head.to(accelerator.device), judged, embedding)
     training = Training(
         data={}, windows=len(learned), length=options.window, held_out=held, **score.model_dump()
     )
     save(head.cpu(), tokens[: KEPT[0], : KEPT[1]], training, options.folder)
-    say(started, f"{steps[0]:.0f} steps on {accelerator.device}; {score}")
+    say(started, f"{log.steps} steps on {accelerator.device}; {score}")
+
+
+class Log:
+    """Counts the steps of a training, and prints one in ten seconds."""
+
+    def __init__(self, started: float) -> None:
+        self.started, self.said, self.steps = started, 0.0, 0
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.steps = done
+        if time.monotonic() - self.said > 10:
+            self.said = time.monotonic()
+            say(self.started, f"step {done}, {what}")
+
+
+def written(
+    model: Any, checkpoint: Checkpoint, options: argparse.Namespace, started: float
+) -> torch.Tensor:
+    """Conversations that the model writes, int64 `(sequences, window)`."""
+    texts: list[torch.Tensor] = []
+    for number in range(max(1, options.tokens // (options.together * options.window))):
+        texts.append(
+            write_conversations(
+                model, checkpoint.tokenizer, options.together, options.window, number, WRITING
+            )
+        )
+        say(started, f"{sum(text.numel() for text in texts)} tokens of conversations")
+    return torch.cat(texts)
 
 
 def on_device(checkpoint: Checkpoint, device: torch.device) -> Any:

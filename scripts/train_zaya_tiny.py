@@ -299,8 +299,11 @@ def balance(model: ZayaForCausalLM, watched: list[Watched], rate: float) -> None
 
 
 def drift(watched: list[Watched]) -> Tensor:
-    """Cross-entropy of mean probabilities and wanted shares: only a chosen expert's probability has
-    a gradient, so without this the skip, which is no one's loss, ends up with most of it."""
+    """Cross-entropy of mean probabilities and wanted shares.
+
+    Only a chosen expert's probability has a gradient. So without this the skip, which is no one's
+    loss, ends up with most of the probability.
+    """
     logs = torch.stack([mean.log() for *_, mean in watched])
     return -(wanted_shares() * logs).sum(-1).mean()
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -98,6 +98,23 @@ class InMemoryCheckpoint:
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self.tensors[name][start:stop].clone()
+
+
+class UnreadCheckpoint(InMemoryCheckpoint):
+    """A checkpoint from which nothing may be read: plans and predictions need no weight."""
+
+    def read(self, name: str) -> torch.Tensor:
+        raise AssertionError(f"read {name}")
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        raise AssertionError(f"read {name}")
+
+
+def without_weights(config: Mapping[str, Any]) -> UnreadCheckpoint:
+    """A large model as transformers knows it, without a single weight."""
+    settings = transformers.AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        return UnreadCheckpoint(transformers.AutoModelForCausalLM.from_config(settings))
 
 
 def build_tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from cetane.errors import CetaneError
-from cetane.files import disk_errors, read_bytes
+from cetane.files import disk_errors, open_to_append, read_bytes
 from cetane.validation import Data, parse_json, validated
 
 Line = TypeVar("Line", bound=Data)
@@ -60,7 +60,7 @@ class Ledger(Generic[Line]):
     def _locked(self) -> Iterator[BinaryIO]:
         """A context with the file open for appending, locked against other processes."""
         new = not self.path.exists()
-        with self.path.open("a+b") as file:
+        with open_to_append(self.path) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if new:
                 sync_folder(self.path.parent)
@@ -71,7 +71,7 @@ class Ledger(Generic[Line]):
         content = file.read()
         lost = self._lost(content)
         if lost:
-            with self.broken.open("ab") as aside:
+            with open_to_append(self.broken) as aside:
                 aside.write(lost + b"\n")
                 sync(aside)
             file.truncate(len(content) - len(lost))

@@ -8,11 +8,8 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model, tiny_recipe
 from tests.families.gemma_models import build_gemma3
-from tests.families.test_afmoe import MODEL as AFMOE
-from tests.families.test_bamba import MODEL as BAMBA
-from tests.families.test_falcon_h1 import MODEL as FALCON
-from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
-from tests.families.test_olmo_hybrid import MODEL as OLMO_HYBRID
+from tests.families.matrix_models import BAMBA, FALCON, GRANITE_HYBRIDS, OLMO_HYBRID
+from tests.families.mixture_models import AFMOE
 
 from cetane.activations.smooth import Smoothed, smooth, smoothing_planner
 from cetane.checkpoint import Checkpoint

@@ -65,7 +65,7 @@ def path(made: Path, tmp_path: Path) -> Path:
 
 
 def test_exports_take_it_along_or_refuse_it_by_name(made: Path, tmp_path: Path) -> None:
-    assert "draft" in " ".join(export_onnx(made, tmp_path / "onnx")["medusa"])
+    assert "draft" in " ".join(export_onnx(made, tmp_path / "onnx").files["medusa"])
     for export in (
         export_coreai,
         lambda source, target: export_runtime(source, target, "anemll"),

@@ -7,10 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
-from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
-from tests.families.test_lfm2 import EXPERTS
-from tests.families.test_mixtral import DEEPSEEK
-from tests.families.test_nemotron_h import MODELS as NEMOTRONS
+from tests.families.matrix_models import GRANITE_HYBRIDS, NEMOTRONS
+from tests.families.mixture_models import DEEPSEEK_EXPERTS, LFM2_EXPERTS
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
@@ -22,17 +20,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 3},
     "granitemoehybrid": GRANITE_HYBRIDS["mixture"],
     "granitemoeshared": {"num_local_experts": 3, "shared_intermediate_size": 24},
-    "glm4_moe": DEEPSEEK,
-    "dots1": DEEPSEEK,
+    "glm4_moe": DEEPSEEK_EXPERTS,
+    "dots1": DEEPSEEK_EXPERTS,
     "exaone_moe": {"num_experts": 3, "moe_intermediate_size": 20},
     "nemotron_h": NEMOTRONS["mixture"],
     "flex_olmo": {"num_experts": 3},
     "afmoe": {"num_experts": 3, "moe_intermediate_size": 20, "num_dense_layers": 1},
     "mellum": {"num_experts": 3, "moe_intermediate_size": 20},
-    "solar_open": DEEPSEEK,
+    "solar_open": DEEPSEEK_EXPERTS,
     "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 20},
-    "lfm2_moe": EXPERTS | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},
+    "lfm2_moe": LFM2_EXPERTS
+    | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
-from tests.families.test_nemotron_h import MODELS as NEMOTRONS
+from tests.families.matrix_models import NEMOTRONS
 from tests.gguf_files import write_gguf
 from tests.peft_folders import save_adapter
 

@@ -15,10 +15,10 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model, tiny_recipe
+from tests.families.matrix_models import build_olmo_hybrid
 from tests.families.parity import TOLERANCE, tokens, truth
-from tests.families.test_olmo_hybrid import build_olmo_hybrid
 
-from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint import open_checkpoint, safetensors_files
 from cetane.checkpoint.dtypes import READ
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
@@ -275,6 +275,20 @@ def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "m", {"a": torch.ones(2)}, {"a": torch.ones(2)})
     write_index(folder, {"a": "part-0.safetensors", "b": "part-1.safetensors"})
     refused(folder, r"tensor 'a' in part-0\.safetensors and part-1\.safetensors")
+
+
+def test_an_index_of_too_many_shards(tmp_path: Path) -> None:
+    """At a URL, 30,000 shards took minutes, without a word: each is asked for three times."""
+    folder = folder_with(tmp_path / "m", {"a": torch.ones(2)}, {"b": torch.zeros(3)})
+    write_index(folder, {str(number): f"part-{number}.safetensors" for number in range(1025)})
+    refused(folder, r"names 1,025 shards, more than 1,024")
+
+
+def test_shards_of_too_many_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header may have 300,000, so shards held as many as there is memory."""
+    folder = folder_with(tmp_path / "m", {"a": torch.ones(2)}, {"b": torch.zeros(3)})
+    monkeypatch.setattr(safetensors_files, "MOST_TENSORS", 1)
+    refused(folder, "holds more than 1 tensors")
 
 
 def entry(begin: Any, end: Any, shape: Any = (2,), dtype: Any = "F32") -> dict[str, Any]:

@@ -48,6 +48,17 @@ def good(tmp_path: Path) -> Path:
     return package(clean, tmp_path)
 
 
+def unseen(x: Any) -> Any:
+    return mb.band_part(x=clean(x), lower=-1, upper=0)
+
+
+def test_ops_of_unknown_place_are_named(cetane: Cetane, tmp_path: Path) -> None:
+    """They pass: nobody knows where they run. So a user must see which they are."""
+    found = cetane("audit", package(unseen, tmp_path))
+    assert found.code == 0
+    assert "leaves them out: band_part (1)" in " ".join(found.out.split())
+
+
 def test_a_clean_package(cetane: Cetane, good: Path) -> None:
     found = cetane("audit", good, "--json")
     assert found.code == 0

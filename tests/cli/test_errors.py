@@ -669,4 +669,4 @@ def test_a_recipe_names_no_other_folder(
 def test_a_wrong_choice_is_told_without_words_of_pydantic(cetane: Cetane) -> None:
     wrong = cetane("train-head", "bundle", "frob")
     assert wrong.code == 2
-    assert "'kind': 'frob' is not one of 'medusa', 'eagle3'" in wrong.error
+    assert "'KIND': 'frob' is not one of 'medusa', 'eagle3'" in wrong.error

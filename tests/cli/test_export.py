@@ -19,12 +19,14 @@ from .conftest import Cetane
 def test_a_bundle_and_a_package(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     found = cetane("export", ported.path, "-o", tmp_path / "all", "--to", "onnx", "--json").json
     assert set(found["files"]) == {shard.name for shard in ported.plan.shards}
+    assert found["passed"] and len(found["checks"]) == len(found["files"])
     for files in found["files"].values():
         for file in files:
             onnx.checker.check_model(str(tmp_path / "all" / file))
     package = ported.shard(ported.plan.shards[0].name)
     result = cetane("export", package, "-o", tmp_path / "one", "--to", "onnx")
     assert result.code == 0 and "functions" in result.out
+    assert "onnxruntime on random inputs" in result.out
 
 
 def test_what_is_there_stays(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tables and help on a terminal: nothing is cut, whatever its width."""
 
 import io
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
-from cetane.cli import output
+from cetane.cli import fail, output
 from cetane.cli.app import COMMANDS, app
 from cetane.gates.residency.target import DEFAULT_OS
 from cetane.hardware.chips import DEFAULT_CHIP
@@ -102,6 +104,22 @@ def test_help_names_every_option_in_80_columns(name: str, monkeypatch: pytest.Mo
             assert option in text or not option.startswith("-")
 
 
+def test_help_has_a_line_for_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a screen shows all commands at once."""
+    monkeypatch.setenv("COLUMNS", "80")
+    written = CliRunner().invoke(app, ["--help"]).output
+    lines = [line.strip("\u2502 ") for line in written.splitlines() if line[:1] == "\u2502"]
+    assert [line.split()[0] for line in lines] == ["--version", "--help", *COMMANDS]
+
+
+@pytest.mark.parametrize(("name", "options"), [("validate", 3), ("export", 2)])
+def test_help_of_a_finished_bundle_asks_only_what_has_moved(name: str, options: int) -> None:
+    """Neither command adds an adapter to a bundle."""
+    text = " ".join(CliRunner().invoke(app, [name, "--help"]).output.split())
+    assert text.count("if it has moved since the build") == options
+    assert "peft" not in text
+
+
 def test_help_states_the_defaults_that_commands_take() -> None:
     """Those that are constants of modules which the help does not import."""
     audit, sweep, diff = (
@@ -126,6 +144,23 @@ def test_a_silent_job_tells_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
     with output.progress("silent"):
         time.sleep(0.2)
     assert file.getvalue() == "told: a part (1/2)\nsilent\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_cetane_logs_during_a_job_stays(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal too, where a bar takes the place of what it said before."""
+    file = io.StringIO()
+    log = logging.getLogger("cetane.build")
+    monkeypatch.setattr(output, "errors", Console(file=file, width=30, force_terminal=terminal))
+    with output.progress("port") as update:
+        log.info("an earlier build left %d parts, and others are still to make\x1b[2J", 3)
+        update("a part", 1, 2)
+    log.info("not of a job")
+    text = Text.from_ansi(file.getvalue()).plain
+    told = r"an earlier build left 3 parts, and others are still to make\x1b[2J"
+    assert told in " ".join(text.split()) and "not of a job" not in text
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -161,3 +196,16 @@ def test_a_stranger_moves_no_cursor(written: io.StringIO) -> None:
     text = written.getvalue()
     assert text.count(r"a\x1b[2Jb\x1b]0;owned\x07\u202ec") == 5
     assert text.replace("\n", "").isprintable()
+
+
+def test_a_name_between_colons_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rich made an emoji of `:dog:`, so the path that was printed did not exist."""
+    monkeypatch.setattr(output.console, "width", 80)
+    output.say("wrote a:dog:b")
+    output.table("of a:dog:b", ["name"], [["a:dog:b"]])
+    output.warn("a:dog:b is old")
+    assert fail("a:dog:b is missing", "give a:dog:b") == 2
+    out, err = capsys.readouterr()
+    assert (out.count("a:dog:b"), err.count("a:dog:b")) == (3, 3)

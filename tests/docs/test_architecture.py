@@ -46,7 +46,10 @@ def test_every_part_of_the_package_is_a_room() -> None:
     assert parts - {"__init__", "__main__"} == set(rooms())
 
 
-@pytest.mark.parametrize("room", ["families", "planner", "gates", "pipeline"])
+LARGE = ["checkpoint", "families", "planner", "engine", "gates", "fitting", "pipeline"]
+
+
+@pytest.mark.parametrize("room", LARGE)
 def test_the_table_of_a_large_room_names_every_file(room: str) -> None:
     """But for architectures: each is a file of `families/`."""
     table = section("Inside the large rooms").split(f"| `{room}/` | holds |\n")[1].split("\n\n")[0]

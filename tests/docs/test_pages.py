@@ -97,6 +97,30 @@ def commands() -> Iterator[tuple[str, list[str]]]:
                     yield page.name, shlex.split(line, comments=True)[1:]
 
 
+SHIPPED = sorted(path for end in ("md", "md.j2") for path in (ROOT / "src").rglob(f"*.{end}"))
+"""Pages that lie beside bundles and exports, or their templates."""
+TYPED = re.compile(r"(cetane|dask|make|pip|python|uv|\.venv\S+) ")
+
+
+@pytest.mark.parametrize("page", [*WRITTEN, *SHIPPED], ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_shell_takes_the_commands_as_printed(page: Path) -> None:
+    """zsh, the shell of a Mac, takes a comment for arguments, and a list in brackets for a pattern
+    of files."""
+    text = page.read_text(encoding="utf-8")
+    fenced = "".join(re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    indented = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    for line in [*fenced.splitlines(), *indented]:
+        if TYPED.match(line):
+            bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", line)
+            assert " #" not in bare and "=[" not in bare, line
+
+
+def test_a_shell_takes_what_errors_advise() -> None:
+    for module in (ROOT / "src" / "cetane").rglob("*.py"):
+        advice = re.search(r"--set [\w.]+=\[", module.read_text(encoding="utf-8"))
+        assert advice is None, (module, advice)
+
+
 def test_the_commands_of_the_pages_exist_and_take_their_options() -> None:
     seen = 0
     for page, (name, *arguments) in commands():

@@ -8,8 +8,8 @@ import pytest
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma4
 from tests.families.parity import engine_of
+from tests.families.recipes import recipe as zaya_recipe
 from tests.families.zaya_models import build_zaya
-from tests.families.zaya_models import recipe as zaya_recipe
 
 from cetane.engine.authored import authored_engine
 from cetane.engine.backend import Arrays, Backend, OpenShard
@@ -101,7 +101,7 @@ def zaya() -> Any:
 @pytest.fixture(scope="session")
 def zaya_engine(zaya: Any) -> Callable[..., Engine]:
     """`zaya_engine(contract, resident=..., ...)`: an engine that counts, widths 1, 4 and 8; takes
-    what `tests.families.zaya_models.recipe` takes."""
+    what `tests.families.recipes.recipe` takes."""
 
     def make(contract: str = "readonly", resident: bool = True, **content: Any) -> Engine:
         made = engine_of(zaya, zaya_recipe(contract, **content))

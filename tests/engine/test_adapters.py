@@ -8,10 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import build_model
-from tests.families.test_falcon_h1 import MODEL as FALCON
-from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
-from tests.families.test_nemotron_h import MODELS as NEMOTRONS
-from tests.families.test_olmo_hybrid import MODEL as OLMO_HYBRID
+from tests.families.matrix_models import FALCON, GRANITE_HYBRIDS, NEMOTRONS, OLMO_HYBRID
 from tests.peft_folders import save_adapter
 from transformers import DynamicCache
 

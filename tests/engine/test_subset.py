@@ -1,7 +1,5 @@
 """A head for some tokens: their logits are those of the whole head, no other is ever chosen."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,13 +7,13 @@ from hypothesis import strategies as st
 from tests.conftest import build_model
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.parity import engine_of, run, truth
+from tests.families.recipes import subset_recipe
 from tests.families.zaya_models import build_zaya
 
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
-from cetane.schema.recipe import Recipe, parse_recipe
-from cetane.schema.subset import as_ranges
+from cetane.schema.recipe import Recipe
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 
@@ -23,23 +21,6 @@ MODELS = {
     "llama": build_model, "gemma3": build_gemma3, "gemma4": build_gemma4, "zaya": build_zaya,
 }  # fmt: skip
 FEEDS = {"prefill": [32], "steps of 4": [4] * 8, "uneven": [5, 1, 11, 2, 4, 3, 6]}
-
-
-def subset_recipe(ids: Any, vocab: int, **head: Any) -> Recipe:
-    subset = {
-        "vocabulary": vocab, "tokens": as_ranges(np.asarray(ids)), "tokenizer": "0" * 64,
-        "texts": [], "held_out": [],
-    }  # fmt: skip
-    return parse_recipe(
-        {
-            "name": "test",
-            "layout": {"kind": "per-block"},
-            "cache": {"context": 64},
-            "tokens": {"verify": 4, "prefill": 8},
-            "head": {"subset": subset} | head,
-        },
-        "test",
-    )
 
 
 def some(vocab: int) -> np.ndarray:

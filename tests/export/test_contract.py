@@ -19,13 +19,13 @@ import torch
 from tests.conftest import VARIANTS, build_model
 from tests.families import (
     gemma_models,
-    test_int8_caches,
-    test_mixtral,
-    test_qwen3_next,
-    test_streaming,
     zaya_models,
 )
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import engine_of, with_tables_on_disk
+from tests.families.recipes import int8_recipe, recipe
+from tests.families.streaming_models import NINE, SCORES, streaming_engine, streaming_recipe
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
@@ -44,16 +44,16 @@ MEMORY = ("packages", "tables", "caches", "states", "call", "activations", "peak
 TOGETHER = {"together": 2, "residual_scale": 2**-5}
 ROUTED = {"kind": "per-block", "routed": ("decode", "verify", "prefill")}
 FAMILIES: dict[str, Callable[[str], Engine]] = {
-    "zaya": lambda contract: engine_of(zaya(), zaya_models.recipe(contract, **ROUTED, slices=2)),
+    "zaya": lambda contract: engine_of(zaya(), recipe(contract, **ROUTED, slices=2)),
     "gemma 3": lambda contract: engine_of(
         gemma_models.build_gemma3(),
         gemma_models.recipe(contract, tokens={"verify": 4, "prefill": 24}),
     ),
     "qwen3_next": lambda contract: engine_of(
-        test_mixtral.build("qwen3_next", **test_qwen3_next.MODELS["qwen3_next"]),
-        zaya_models.recipe(contract, "per-block", routed=("decode", "verify"), family=TOGETHER),
+        build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"]),
+        recipe(contract, "per-block", routed=("decode", "verify"), family=TOGETHER),
     ),
-    "gpt2": lambda contract: engine_of(build_model("gpt2"), zaya_models.recipe(contract)),
+    "gpt2": lambda contract: engine_of(build_model("gpt2"), recipe(contract)),
     "gemma 4": lambda contract: engine_of(
         gemma_models.build_gemma4(), gemma_models.recipe(contract, head={"choose": True})
     ),
@@ -61,9 +61,9 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
         gemma_models.build_gemma4(),
         gemma_models.recipe(contract, head={"slices": 2, "choose": "argmax"}),
     ),
-    "heads that stream": lambda contract: test_streaming.engine_of(
-        build_model("llama", **test_streaming.NINE),
-        test_streaming.recipe(test_streaming.SCORES, contract, 0 if contract == "shift" else 3),
+    "heads that stream": lambda contract: streaming_engine(
+        build_model("llama", **NINE),
+        streaming_recipe(SCORES, contract, 0 if contract == "shift" else 3),
     ),
 }
 """Routed experts and histories; windows; matrices, and several routed experts for a token; caches
@@ -172,8 +172,8 @@ def test_the_hosts_caches_grow(tmp_path: Path, contract: str) -> None:
 def test_the_host_keeps_bytes(tmp_path: Path) -> None:
     """Keys and values as int8, with windows and caches that grow; the document says so."""
     cache = {"context": 96, "capacities": [32, 64]}
-    recipe = test_int8_caches.recipe(cache=cache)
-    engine = engine_of(gemma_models.build_gemma4(**test_int8_caches.NO_TIES), recipe)
+    recipe = int8_recipe(cache=cache)
+    engine = engine_of(gemma_models.build_gemma4(**gemma_models.NO_TIES), recipe)
     contract = agree(engine, tmp_path, MOST_LINES + GROWING)
     assert all(contract["buffers"][f"{name}_scales"][2] == 1 for name in contract["int8"])
     given = {"memory": dict.fromkeys(MEMORY, 0), "draft_heads": {}, "shards": []}

@@ -16,7 +16,7 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import FULL, SLIDING, build_gemma3, build_gemma4
 from tests.families.parity import tokens
-from tests.lower.test_parity import half_logits_of
+from tests.lower.half_weights import half_logits_of
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,17 +13,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.conftest import InMemoryCheckpoint, build_tokenizer
+from tests.export.app_models import (
+    CONTEXT,
+    DRAFTS,
+    FOUR,
+    KINDS,
+    LENGTH,
+    MERGED,
+    MODEL,
+    OF_E2B,
+    PREFILL,
+    SHARED,
+    THREE,
+    WINDOW,
+    app_recipe,
+    authored_folder,
+    committed,  # noqa: F401
+)
 from tests.families.gemma_models import FULL, SLIDING, build_gemma3, build_gemma4, recipe
 from tests.families.parity import tokens
-from tests.lower.test_parity import HalfWeights, half_logits_of
+from tests.lower.half_weights import half_logits_of
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
-from cetane.export.coreml_llm import check, contract, export
+from cetane.export.coreml_llm import check, export
 from cetane.export.coreml_llm.adapter import Adapter
-from cetane.export.coreml_llm.app_folder import AppFolder, Arrays, read_folder, shaped
+from cetane.export.coreml_llm.app_folder import read_folder
 from cetane.export.coreml_llm.contract import CHUNKS, caches
 from cetane.export.coreml_llm.folder import FILES, write_config
 from cetane.export.coreml_llm.host import AppHost
@@ -36,44 +52,6 @@ from cetane.pipeline.replacement import replace_package
 from cetane.pipeline.runtime_folder import check_folder
 from cetane.schema.manifest import Origin
 from cetane.schema.recipe import load_recipe
-
-OF_E2B = contract.COMMITTED
-S, F = contract.SLIDING, contract.FULL
-CONTEXT, WINDOW, DRAFTS, PREFILL, LENGTH = 64, 32, 3, 40, 52
-KINDS = [S, F, S, S, S, F, S, F]
-MODEL: dict[str, Any] = {
-    "num_hidden_layers": len(KINDS),
-    "layer_types": [SLIDING if kind == S else FULL for kind in KINDS],
-    "num_kv_shared_layers": 2,
-}
-"""The caches of layers 4 and 5 are read by 6 and 7."""
-FIRST, SHARED = 3, 6
-FOUR = {"kind": "chunks", "cuts": [FIRST, SHARED, 7], "head": "last"}
-THREE = {"kind": "chunks", "cuts": [FIRST, 7], "head": "last"}
-MERGED = {"two": {"kind": "chunks", "cuts": [SHARED], "head": "last"}, "one": {"kind": "single"}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def committed() -> Iterator[None]:
-    """A runtime that writes accepted drafts into this model's caches, as the real one into E2B's.
-    Its first two packages have as many."""
-    with pytest.MonkeyPatch.context() as patch:
-        kinds = [{"sliding": 2, "full": 1}] * 2
-        patch.setattr("cetane.export.coreml_llm.contract.COMMITTED", kinds)
-        yield
-
-
-def wanted(**options: Any) -> Any:
-    return recipe(
-        **{
-            "contract": "blend",
-            "sliding": "shift",
-            "layout": FOUR,
-            "tokens": {"verify": DRAFTS, "prefill": PREFILL},
-            "head": {"slices": 2},
-        }
-        | options
-    )
 
 
 @cache
@@ -91,58 +69,10 @@ def choices() -> list[int]:
     return [int(token) for token in logits().argmax(1)]
 
 
-def authored(options: dict[str, Any], owned: Sequence[int] = (FIRST, SHARED - FIRST)) -> AppFolder:
-    """The modules that would be traced, with the tables as they are, as a folder.
-
-    `owned` are the layers with caches in the first chunks."""
-    checkpoint = HalfWeights(InMemoryCheckpoint(build_gemma4(**MODEL)))
-    found = planners(checkpoint, wanted(**options))
-    modules = {}
-    for planner in found:
-        for shard, name in planner.names.items():
-            for block in planner.members[shard]:
-                block.load(checkpoint)
-            for graph in planner.graphs(shard):
-                modules[name, graph.function.name] = planner.module(graph)
-
-    def call(package: str, function: str, inputs: Arrays) -> Arrays:
-        module = modules[package, function]
-        plan = module.function
-        values = shaped({item.name: item.shape for item in plan.inputs}, inputs)
-        with torch.no_grad():
-            made = module(*(torch.from_numpy(value) for value in values.values()))
-        for item, value in zip(plan.outputs, made, strict=True):
-            assert tuple(value.shape) == item.shape, item.name
-        return {o.name: v.numpy() for o, v in zip(plan.outputs, made, strict=True)}
-
-    model = found[0].model
-    tables = [
-        t.read(checkpoint).numpy() for t in (model.embedding, model.tables["per_layer"].table)
-    ]
-    rotary = {}
-    for kind, table in model.rotary.items():
-        rotary[f"cos_{kind}"], rotary[f"sin_{kind}"] = table.cos_sin(CONTEXT).numpy()
-    chunks = tuple(found[0].names.values())
-    return AppFolder(
-        call=call,
-        chunks=chunks,
-        embed=lambda token: tables[0][token],
-        per_layer=lambda token: tables[1][token],
-        rotary=rotary,
-        context=CONTEXT,
-        window=WINDOW,
-        kinds=KINDS[:SHARED],
-        owned=(*owned, *[0] * (len(chunks) - len(owned))),
-        prefilled=FIRST,
-        prefill_tokens=PREFILL,
-        verify_tokens=DRAFTS if "verify" in found[0].modes.values() else 0,
-    )
-
-
 @pytest.fixture(scope="module", params=["four", "three"])
 def runtime(request: pytest.FixtureRequest) -> Callable[[], AppHost]:
     """A new session."""
-    made = authored({"layout": FOUR if request.param == "four" else THREE})
+    made = authored_folder({"layout": FOUR if request.param == "four" else THREE})
     return lambda: AppHost(made)
 
 
@@ -159,7 +89,7 @@ def assert_decodes(session: AppHost) -> None:
 @pytest.mark.parametrize("layout", MERGED)
 def test_merged_packages_decode(layout: str) -> None:
     """One package owns all caches; what layers share stays inside."""
-    folder = authored({"layout": MERGED[layout]}, owned=[SHARED])
+    folder = authored_folder({"layout": MERGED[layout]}, owned=[SHARED])
     assert_decodes(AppHost(folder))
     assert folder.chunks == CHUNKS[len(folder.chunks)]
 
@@ -167,7 +97,7 @@ def test_merged_packages_decode(layout: str) -> None:
 def test_merged_packages_prefill_with_four() -> None:
     """As their published split of E2B: half of the owners, all of them, half of the readers."""
     checkpoint = InMemoryCheckpoint(build_gemma4(**MODEL))
-    _, prefill = planners(checkpoint, wanted(layout=MERGED["one"]))
+    _, prefill = planners(checkpoint, app_recipe(layout=MERGED["one"]))
     members = prefill.members.values()
     layers = [sorted({b.layer for b in m if not isinstance(b, Head)}) for m in members]
     assert layers == [[0, 1, 2], [3, 4, 5], [6], [7]]
@@ -219,7 +149,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("coreml-llm")
     build_gemma4(**MODEL).save_pretrained(root / "checkpoint")
     build_tokenizer().save_pretrained(root / "checkpoint")
-    export(wanted(), open_checkpoint(root / "checkpoint"), root / "out", lambda *_: None)
+    export(app_recipe(), open_checkpoint(root / "checkpoint"), root / "out", lambda *_: None)
     return root / "out"
 
 
@@ -248,7 +178,7 @@ def test_the_config_has_the_factors_of_the_graphs(
     """Graphs whose residual stream is scaled expect rows of that scale."""
     options = {"layout": FOUR, "family": {"residual_scale": scale}}
     checkpoint = open_checkpoint(folder.parent / "checkpoint")
-    planner, *_ = planners(checkpoint, wanted(**options))
+    planner, *_ = planners(checkpoint, app_recipe(**options))
     write_config(planner, checkpoint, tmp_path)
     config = json.loads((tmp_path / "model_config.json").read_text())
     rows, per_layer = (
@@ -256,7 +186,7 @@ def test_the_config_has_the_factors_of_the_graphs(
         for name in ("embed_tokens", "embed_tokens_per_layer")
     )
     scaled = replace(
-        authored(options),
+        authored_folder(options),
         embed=lambda token: rows[token] * config["embed_scale"],
         per_layer=lambda token: per_layer[token] * config["per_layer_embed_scale"],
     )
@@ -425,7 +355,7 @@ class Served:
 
     def __init__(self, path: Path) -> None:
         self.path, content = path, json.loads((path / "recipe.json").read_text())
-        self.plan = type("Plan", (), {"recipe": wanted(**content)})
+        self.plan = type("Plan", (), {"recipe": app_recipe(**content)})
         self.digest = json.dumps(content)
 
     def verify(self) -> None: ...
@@ -503,14 +433,14 @@ def small() -> InMemoryCheckpoint:
 )
 def test_bundles_that_their_runtime_cannot_load(options: Any, message: str) -> None:
     with pytest.raises(CetaneError, match=message):
-        planners(small(), wanted(**options))
+        planners(small(), app_recipe(**options))
 
 
 def test_a_window_that_is_no_multiple_of_32() -> None:
     """It is refused before any package is lowered."""
     checkpoint = InMemoryCheckpoint(build_gemma4(**MODEL | {"sliding_window": 24}))
     with pytest.raises(CetaneError, match="window of 24 tokens, but cetane's hold 32"):
-        planners(checkpoint, wanted())
+        planners(checkpoint, app_recipe())
 
 
 def test_a_head_that_chooses_among_too_many_rows() -> None:
@@ -518,13 +448,13 @@ def test_a_head_that_chooses_among_too_many_rows() -> None:
     wide = {"vocab_size": 65_537, "vocab_size_per_layer_input": 65_537, "hidden_size": 32}
     checkpoint = InMemoryCheckpoint(build_gemma4(**MODEL | wide))
     with pytest.raises(CetaneError, match="a slice here has 65,537") as caught:
-        planners(checkpoint, wanted(head={"slices": 1}))
+        planners(checkpoint, app_recipe(head={"slices": 1}))
     assert caught.value.hint == "port with --set head.slices=2"
-    assert planners(checkpoint, wanted(head={"slices": 2}))
+    assert planners(checkpoint, app_recipe(head={"slices": 2}))
 
 
 def test_modes_that_a_bundle_does_not_have() -> None:
-    (only,) = planners(small(), wanted(tokens={"verify": 0, "prefill": 0}))
+    (only,) = planners(small(), app_recipe(tokens={"verify": 0, "prefill": 0}))
     assert [graph.function.name for graph in only.graphs("chunk-00")] == ["main"]
 
 
@@ -548,7 +478,7 @@ def test_verify_for_the_caches_that_the_runtime_commits(
     monkeypatch.setattr("cetane.export.coreml_llm.contract.COMMITTED", OF_E2B)
     layers = {"num_hidden_layers": len(kinds), "layer_types": kinds}
     model = build_gemma4(**layers, num_kv_shared_layers=shared, max_position_embeddings=4096)
-    shipped = load_recipe(name).model_copy(update={"compression": wanted().compression})
+    shipped = load_recipe(name).model_copy(update={"compression": app_recipe().compression})
     planner, *_ = planners(InMemoryCheckpoint(model), shipped)
     assert ("verify_qK" in planner.modes) is verifies
 
@@ -571,4 +501,4 @@ def test_other_models() -> None:
 def test_a_model_without_sliding_layers() -> None:
     model = build_gemma4(**MODEL | {"layer_types": [FULL] * len(KINDS)})
     with pytest.raises(CetaneError, match="sliding and full layers, this model has only full"):
-        planners(InMemoryCheckpoint(model), wanted(sliding=None))
+        planners(InMemoryCheckpoint(model), app_recipe(sliding=None))

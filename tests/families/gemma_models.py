@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from tests.conftest import build_model
+from tests.families.parity import tokens
 
 from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
@@ -261,3 +263,25 @@ def gemma3n_configs(draw: st.DrawFn) -> dict[str, Any]:
             draw, [{"rope_type": "default"}, {"rope_type": "linear", "factor": 8.0}]
         ),
     }
+
+
+NO_TIES = {"sliding_window": 11, "rms_norm_eps": 1e-5}
+"""With this epsilon no element of the tiny Gemma 4 lies so near the edge of two steps that the
+order of a sum decides between them."""
+
+
+@torch.inference_mode()
+def masked_truth(model: Any, window: int, sinks: int = 0, length: int = CONTEXT) -> np.ndarray:
+    """transformers' logits when its full layers see only a window, and the first tokens."""
+    at = torch.arange(length)
+    distance = at[:, None] - at[None]
+    inside = {
+        SLIDING: distance < model.config.sliding_window,
+        FULL: (distance < window) | (at[None] < sinks),
+    }
+    masks = {
+        kind: torch.where((distance >= 0) & seen, 0.0, -1e9)[None, None]
+        for kind, seen in inside.items()
+    }
+    ids = torch.tensor([tokens(model.config.vocab_size, length)])
+    return model(ids, attention_mask=masks, use_cache=False).logits[0].numpy()

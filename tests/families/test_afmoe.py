@@ -3,30 +3,17 @@
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families.config_parts import ROPES
+from tests.families.mixture_models import build_afmoe
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
-from tests.families.test_llama import ROPES
-from tests.families.test_mixtral import DECODE, build, recipes
-from tests.families.zaya_models import recipe
+from tests.families.recipes import DECODE, mixture_recipes, recipe, with_routes
 
 from cetane.errors import CetaneError
 from cetane.schema.recipe import Recipe
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-MODEL: dict[str, Any] = {
-    "num_hidden_layers": 3,
-    "layer_types": [SLIDING, FULL, SLIDING],
-    "sliding_window": 7,
-    "num_dense_layers": 1,
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "num_shared_experts": 2,
-    "moe_intermediate_size": 14,
-    "route_scale": 1.5,
-    "mup_enabled": True,
-}
 MODELS: dict[str, dict[str, Any]] = {
     "as released": {},
     "experts everywhere, nothing slides": {"num_dense_layers": 0, "layer_types": [FULL] * 3},
@@ -34,19 +21,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "biases, tied": {"attention_bias": True, "tie_word_embeddings": True},
     "a stretched table": {"rope_parameters": ROPES["llama3"]},
 }
-
-
-@torch.no_grad()
-def build_afmoe(**config: Any) -> Any:
-    """A random model; transformers' own routers begin with zeros. Corrections are far from zero,
-    as released ones are."""
-    model = build("afmoe", **MODEL | config)
-    for layer in model.model.layers:
-        if hasattr(layer.mlp, "router"):
-            gate, numbers = layer.mlp.router.gate.weight, layer.mlp.expert_bias
-            gate.copy_(torch.randn_like(gate))
-            numbers.copy_(8 + 0.2 * torch.randn_like(numbers))
-    return model
 
 
 @pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
@@ -109,8 +83,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=15, derandomize=True)
-@given(configs(), recipes(), st.booleans(), cuts)
+@given(configs(), mixture_recipes, st.booleans(), cuts)
 def test_anything(config: dict[str, Any], made: Recipe, routed: bool, pieces: list[int]) -> None:
     if routed and config["num_dense_layers"] < config["num_hidden_layers"]:
-        made = made.model_copy(update={"layout": made.layout.model_copy(update={"routed": DECODE})})
+        made = with_routes(made)
     assert_parity(build_afmoe(**config), made, {"pieces": pieces})

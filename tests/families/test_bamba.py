@@ -5,28 +5,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import build_model
+from tests.families.config_parts import ROPES
+from tests.families.matrix_models import build_bamba, mamba_keys
 from tests.families.parity import FEEDS, assert_parity, cuts
-from tests.families.test_granite_hybrid import mamba_keys
-from tests.families.test_llama import ROPES
-from tests.families.test_mixtral import build
-from tests.families.zaya_models import recipe
+from tests.families.recipes import recipe
 
 from cetane.schema.slots import CONTRACTS
 
-KIND = "bamba"
-MODEL: dict[str, Any] = {
-    "num_hidden_layers": 3,
-    "attn_layer_indices": [1],
-    "mamba_n_heads": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_head": "auto",
-    "mamba_d_state": 12,
-}
 UNEVEN = {"uneven": FEEDS["uneven"]}
-
-
-def build_bamba(**config: Any) -> Any:
-    return build(KIND, **MODEL | config)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -82,4 +69,4 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=8, derandomize=True)
 @given(configs(), st.sampled_from(CONTRACTS), cuts)
 def test_anything(config: dict[str, Any], contract: str, pieces: list[int]) -> None:
-    assert_parity(build(KIND, **config), recipe(contract, "per-layer"), {"pieces": pieces})
+    assert_parity(build_model("bamba", **config), recipe(contract, "per-layer"), {"pieces": pieces})

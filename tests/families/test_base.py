@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.latent_models import DEEPSEEK, ONE_GROUP
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import LFM2_EXPERTS, MIXTURES, build_mixture
 from tests.families.parity import FEEDS, assert_parity
-from tests.families.test_deepseek import CONFIG as DEEPSEEK
-from tests.families.test_deepseek import ONE_GROUP
-from tests.families.test_lfm2 import EXPERTS
-from tests.families.test_llama import recipe
-from tests.families.test_mixtral import MODELS as MIXTURES
-from tests.families.test_mixtral import build
-from tests.families.test_qwen3_next import MODELS
+from tests.families.recipes import recipe
 
 from cetane.errors import CetaneError
 from cetane.families import author as author_with
@@ -225,7 +222,7 @@ LONGROPE = {
     "long_factor": [2.0] * 8,
 }
 MSCALE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": "a"}
-LFM2 = {"model_type": "lfm2_moe", "layer_types": CONVOLVED} | EXPERTS
+LFM2 = {"model_type": "lfm2_moe", "layer_types": CONVOLVED} | LFM2_EXPERTS
 ERNIE, HUNYUAN = {"model_type": "ernie4_5_moe"}, {"model_type": "hunyuan_v1_moe", "num_experts": 6}
 MANY_EXPERTS = {"model_type": "qwen3_moe", "num_experts": 512}
 UNBOUND = "sliding_window = None, but some layers slide"
@@ -374,7 +371,7 @@ UNREAD = {
         ("ernie4_5_moe", MIXTURES["ernie4_5_moe"][1] | {"moe_num_shared_experts": 0}),
         ("granitemoeshared", {"num_local_experts": 3, "shared_intermediate_size": 0}),
         *(
-            (kind, MODELS[kind] | {"shared_expert_intermediate_size": 0})
+            (kind, QWEN_NEXT[kind] | {"shared_expert_intermediate_size": 0})
             for kind in ("qwen3_next", "qwen3_5_moe_text")
         ),
         ("qwen2_moe", MIXTURES["qwen2_moe"][1] | {"shared_expert_intermediate_size": 0}),
@@ -383,7 +380,7 @@ UNREAD = {
 )
 def test_numbers_that_have_no_effect(kind: str, change: dict[str, Any]) -> None:
     """transformers runs these configs, and the port is the same model."""
-    assert_parity(build(kind, **change), recipe(), {"uneven": FEEDS["uneven"]})
+    assert_parity(build_mixture(kind, **change), recipe(kind="single"), {"uneven": FEEDS["uneven"]})
 
 
 NO_WINDOW = {"layer_types": FULL, "sliding_window": None}

@@ -8,10 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families.config_parts import LONGROPE, ROPES
+from tests.families.latent_models import (
+    DEEPSEEK,
+    LATENT_MODELS,
+)
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
-from tests.families.test_llama import LONGROPE, ROPES
-from tests.families.test_mixtral import DECODE, build
-from tests.families.zaya_models import recipe
+from tests.families.recipes import DECODE, recipe
 
 from cetane.errors import CetaneError
 from cetane.families import Model, unread
@@ -19,63 +23,28 @@ from cetane.families import author as author_any
 from cetane.families.experts import MixtureBlock
 from cetane.schema.slots import CONTRACTS
 
-LATENT: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "q_lora_rank": None,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-}
-EXPERTS: dict[str, Any] = {
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 5,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 14,
-    "routed_scaling_factor": 1.5,
-}
-CONFIG = LATENT | EXPERTS
-"""Of a DeepSeek-V2."""
-ONE_GROUP = {"n_group": 1, "topk_group": 1}
-GROUPS = {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek_v2": ("deepseek_v2", CONFIG),
-    "deepseek_v3": ("deepseek_v3", CONFIG | GROUPS | {"q_lora_rank": 16}),
-    "moonlight": ("deepseek_v3", CONFIG | ONE_GROUP),
-    "halves": ("deepseek_v3", CONFIG | ONE_GROUP | {"rope_interleave": False}),
-    "plain weights": ("deepseek_v3", CONFIG | GROUPS | {"norm_topk_prob": False}),
-    "glm4_moe_lite": ("glm4_moe_lite", CONFIG | {"q_lora_rank": 16}),
-    "minicpm3": (
-        "minicpm3",
-        LATENT | {"q_lora_rank": 16, "dim_model_base": 16, "scale_emb": 3, "scale_depth": 1.1},
-    ),
-    "youtu": ("youtu", LATENT | {"q_lora_rank": 16, "tie_word_embeddings": True}),
-}
 YARN = ROPES["yarn"] | {"mscale": 0.7, "mscale_all_dim": 0.7}
 
 
-@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(LATENT_MODELS))
 def test_models(name: str, contract: str) -> None:
-    kind, config = MODELS[name]
+    kind, config = LATENT_MODELS[name]
     made = recipe(contract, "chunks", slices=3)
-    assert_parity(build(kind, **config), made, FEEDS, drafts=True)
+    assert_parity(build_mixture(kind, **config), made, FEEDS, drafts=True)
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
 def test_routed_experts_are_the_same_model(kind: str) -> None:
     family = {"together": 2, "residual_scale": 2**-5}
     routed = recipe("readonly", "per-block", order="ct1", routed=DECODE, family=family)
-    config = MODELS[kind][1] | {"attention_bias": True, "rope_parameters": YARN}
-    model = build(kind, **config | {"q_lora_rank": 16})
+    config = LATENT_MODELS[kind][1] | {"attention_bias": True, "rope_parameters": YARN}
+    model = build_mixture(kind, **config | {"q_lora_rank": 16})
     assert_parity(model, routed, {"uneven": FEEDS["uneven"]}, drafts=True)
 
 
 def test_the_cache_holds_only_latents() -> None:
-    engine = engine_of(build("deepseek_v2", **CONFIG), recipe())
-    assert engine.plan.kv_bytes[32] == 2 * 32 * (20 + 8) * CONFIG["num_hidden_layers"]
+    engine = engine_of(build_mixture("deepseek_v2", **DEEPSEEK), recipe())
+    assert engine.plan.kv_bytes[32] == 2 * 32 * (20 + 8) * DEEPSEEK["num_hidden_layers"]
 
 
 def test_only_differences_of_corrections_matter() -> None:
@@ -90,15 +59,15 @@ def test_only_differences_of_corrections_matter() -> None:
 
 def test_what_lies_behind_the_last_layer_is_not_read() -> None:
     """The layer that predicts one more token of a released DeepSeek-V3."""
-    model = build("deepseek_v3", **MODELS["deepseek_v3"][1])
+    model = build_mixture("deepseek_v3", **LATENT_MODELS["deepseek_v3"][1])
     names = [*model.state_dict(), "model.layers.2.eh_proj.weight", "model.layers.2.enorm.weight"]
     assert unread(names, author("deepseek_v3")) == names[-2:]
 
 
 def author(name: str) -> Model:
     """The authored model of one of `MODELS`."""
-    kind, config = MODELS[name]
-    return author_any(build(kind, **config).config.to_dict(), "c1t", {}, None)  # type: ignore[arg-type]
+    kind, config = LATENT_MODELS[name]
+    return author_any(build_mixture(kind, **config).config.to_dict(), "c1t", {}, None)  # type: ignore[arg-type]
 
 
 NO_GROUPS = "no groups of at least two of 5 experts"
@@ -109,8 +78,8 @@ TWO_TABLES = LONGROPE | {
 
 
 def test_a_minicpm3_ends_before_its_second_table() -> None:
-    kind, config = MODELS["minicpm3"]
-    model = build(kind, **config | {"rope_parameters": TWO_TABLES})
+    kind, config = LATENT_MODELS["minicpm3"]
+    model = build_mixture(kind, **config | {"rope_parameters": TWO_TABLES})
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
     made = author_any(model.config.to_dict(), "c1t", {}, None)  # type: ignore[arg-type]
     assert (made.max_context, made.beyond) == (64, "has other rotary tables")
@@ -146,8 +115,8 @@ def test_a_minicpm3_ends_before_its_second_table() -> None:
     ids=str,
 )
 def test_configs_that_are_refused(name: str, change: dict[str, Any], message: str) -> None:
-    kind, config = MODELS[name]
-    model = build(kind, **config)
+    kind, config = LATENT_MODELS[name]
+    model = build_mixture(kind, **config)
     with pytest.raises(CetaneError, match=message):
         engine_of(model, recipe(), model.config.to_dict() | change)
 
@@ -155,7 +124,7 @@ def test_configs_that_are_refused(name: str, change: dict[str, Any], message: st
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     heads, layers = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    kind = draw(st.sampled_from(sorted({kind for kind, _ in MODELS.values()})))
+    kind = draw(st.sampled_from(sorted({kind for kind, _ in LATENT_MODELS.values()})))
     rotary = 2 * draw(st.integers(1, 5))
     config: dict[str, Any] = {
         "num_hidden_layers": layers,
@@ -211,4 +180,6 @@ def experts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 @given(configs(), st.sampled_from(CONTRACTS), cuts)
 def test_anything(config: tuple[str, dict[str, Any]], contract: str, pieces: list[int]) -> None:
     kind, settings = config
-    assert_parity(build(kind, **settings), recipe(contract, "per-layer"), {"pieces": pieces})
+    assert_parity(
+        build_mixture(kind, **settings), recipe(contract, "per-layer"), {"pieces": pieces}
+    )

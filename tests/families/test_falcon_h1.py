@@ -5,35 +5,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import build_model
+from tests.families.matrix_models import FALCON, LIMITS, build_falcon
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
-from tests.families.test_granite_hybrid import LIMITS
-from tests.families.test_mixtral import build
-from tests.families.zaya_models import recipe
+from tests.families.recipes import recipe
 
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS
 
-KIND = "falcon_h1"
-MODEL: dict[str, Any] = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": "auto",
-    "mamba_d_ssm": 48,
-    "mamba_d_state": 12,
-    "ssm_multipliers": [0.7, 1.3, 0.8, 1.4, 0.6],
-    "ssm_in_multiplier": 1.2,
-    "ssm_out_multiplier": 0.9,
-    "attention_in_multiplier": 1.3,
-    "attention_out_multiplier": 0.8,
-    "key_multiplier": 0.6,
-    "mlp_multipliers": [1.5, 0.7],
-    "embedding_multiplier": 3.0,
-    "lm_head_multiplier": 0.5,
-}
 UNEVEN = {"uneven": FEEDS["uneven"]}
-
-
-def build_falcon(**config: Any) -> Any:
-    return build(KIND, **MODEL | config)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -85,7 +65,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     groups = draw(st.integers(1, 3))
     values = groups * draw(st.integers(1, 3))
     factors = st.sampled_from([0.5, 0.8, 1.0, 1.7])
-    names = [name for name in MODEL if name.endswith("multiplier")]
+    names = [name for name in FALCON if name.endswith("multiplier")]
     return {name: draw(factors) for name in names} | {
         "num_hidden_layers": draw(st.integers(1, 3)),
         "num_attention_heads": heads,
@@ -116,4 +96,6 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=8, derandomize=True)
 @given(configs(), st.sampled_from(CONTRACTS), cuts)
 def test_anything(config: dict[str, Any], contract: str, pieces: list[int]) -> None:
-    assert_parity(build(KIND, **config), recipe(contract, "per-layer"), {"pieces": pieces})
+    assert_parity(
+        build_model("falcon_h1", **config), recipe(contract, "per-layer"), {"pieces": pieces}
+    )

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families.config_parts import ROPES
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
-from tests.families.test_llama import ROPES
-from tests.families.test_mixtral import DECODE, build, recipes
-from tests.families.zaya_models import recipe
+from tests.families.recipes import DECODE, mixture_recipes, recipe, with_routes
 
 from cetane.schema.recipe import Recipe
 
@@ -24,7 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
-    model = build("flex_olmo", **MODELS[name])
+    model = build_mixture("flex_olmo", **MODELS[name])
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
@@ -34,7 +34,7 @@ def test_routed_experts_are_the_same_model(kind: str, together: int) -> None:
     family = {"together": together, "residual_scale": 2**-5}
     routed = recipe("readonly", kind, routed=DECODE, family=family)
     feeds = {name: FEEDS[name] for name in ("steps of 4", "uneven")}
-    assert_parity(build("flex_olmo", **EXPERTS), routed, feeds, drafts=True)
+    assert_parity(build_mixture("flex_olmo", **EXPERTS), routed, feeds, drafts=True)
 
 
 @st.composite
@@ -58,8 +58,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=15, derandomize=True)
-@given(configs(), recipes(), st.booleans(), cuts)
+@given(configs(), mixture_recipes, st.booleans(), cuts)
 def test_anything(config: dict[str, Any], made: Recipe, routed: bool, pieces: list[int]) -> None:
     if routed:
-        made = made.model_copy(update={"layout": made.layout.model_copy(update={"routed": DECODE})})
-    assert_parity(build("flex_olmo", **config), made, {"pieces": pieces})
+        made = with_routes(made)
+    assert_parity(build_mixture("flex_olmo", **config), made, {"pieces": pieces})

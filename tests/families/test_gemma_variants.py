@@ -17,6 +17,7 @@ from tests.families.gemma_models import (
     build_gemma3,
     build_gemma3n,
     build_gemma4,
+    masked_truth,
     recipe,
 )
 from tests.families.parity import TOLERANCE, assert_close, engine_of, run, tokens, truth
@@ -48,23 +49,6 @@ def gemma3n() -> Any:
 @cache
 def plain() -> np.ndarray:
     return truth(gemma4(), LENGTH)
-
-
-@torch.inference_mode()
-def masked_truth(model: Any, window: int, sinks: int = 0, length: int = LENGTH) -> np.ndarray:
-    """transformers' logits when its full layers see only a window, and the first tokens."""
-    at = torch.arange(length)
-    distance = at[:, None] - at[None]
-    inside = {
-        SLIDING: distance < model.config.sliding_window,
-        FULL: (distance < window) | (at[None] < sinks),
-    }
-    masks = {
-        kind: torch.where((distance >= 0) & seen, 0.0, -1e9)[None, None]
-        for kind, seen in inside.items()
-    }
-    ids = torch.tensor([tokens(model.config.vocab_size, length)])
-    return model(ids, attention_mask=masks, use_cache=False).logits[0].numpy()
 
 
 @pytest.mark.parametrize(

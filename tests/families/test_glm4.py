@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
+from tests.families.config_parts import ROPES
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
-from tests.families.test_llama import ROPES, recipe, recipes
+from tests.families.recipes import recipe, recipes
 
 from cetane.schema.recipe import Recipe
 
@@ -35,7 +36,7 @@ def test_models(name: str, contract: str) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_smaller_residual_stream_is_the_same_model(kind: str) -> None:
-    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    scaled = recipe("readonly", "chunks", family={"residual_scale": 2**-5})
     assert_parity(build_model(kind), scaled, {"uneven": FEEDS["uneven"]})
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import FEEDS, assert_parity, cuts
-from tests.families.test_llama import recipe, recipes
+from tests.families.recipes import recipe, recipes
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
@@ -62,7 +62,7 @@ def test_models(name: str, contract: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_a_smaller_residual_stream_is_the_same_model(name: str) -> None:
     kind, config = MODELS[name]
-    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    scaled = recipe("readonly", "chunks", family={"residual_scale": 2**-5})
     assert_parity(build_model(kind, **config), scaled, {"uneven": FEEDS["uneven"]})
 
 

@@ -3,33 +3,15 @@
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families.config_parts import ROPES
+from tests.families.mixture_models import build_oss
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
-from tests.families.test_llama import ROPES
-from tests.families.test_mixtral import DECODE, build
-from tests.families.zaya_models import recipe
+from tests.families.recipes import DECODE, recipe
 
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS
-
-CONFIG: dict[str, Any] = {
-    "num_local_experts": 5,
-    "num_experts_per_tok": 2,
-    "sliding_window": 7,
-    "num_hidden_layers": 3,
-}
-
-
-def build_oss(limit: float = 7.0, **config: Any) -> Any:
-    """A random model. Sinks are large, and bounds are so near that some gates and ups meet them."""
-    model = build("gpt_oss", **CONFIG | config, swiglu_limit=limit)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("sinks"):
-                parameter.normal_(0, 2)
-    return model
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

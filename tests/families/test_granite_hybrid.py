@@ -7,38 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint
+from tests.families.config_parts import MULTIPLIERS
+from tests.families.matrix_models import (
+    GRANITE_HYBRIDS,
+    build_hybrid,
+    mamba_keys,
+)
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
-from tests.families.test_llama import MULTIPLIERS
-from tests.families.test_mixtral import DECODE, build
-from tests.families.zaya_models import recipe
+from tests.families.recipes import DECODE, recipe
 
 from cetane.errors import CetaneError
 from cetane.planner import Planner
 from cetane.schema.slots import CONTRACTS
 
-KIND = "granitemoehybrid"
-LAYERS: dict[str, Any] = {
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "mamba_n_heads": 8,
-    "mamba_d_head": "auto",
-    "mamba_d_state": 12,
-    "shared_intermediate_size": 28,
-} | MULTIPLIERS
-MODELS: dict[str, dict[str, Any]] = {
-    "dense": LAYERS | {"num_local_experts": 0, "num_experts_per_tok": 0},
-    "mixture": LAYERS | {"mamba_n_groups": 2, "num_local_experts": 5, "num_experts_per_tok": 3},
-}
 UNEVEN = {"uneven": FEEDS["uneven"]}
-LIMITS = st.sampled_from([(0.0, float("inf")), (0.001, float("inf")), (0.0, 1.0), (0.9, 1.4)])
-"""Bounds of steps, whose random sizes are about 1.3."""
 
 
-def build_hybrid(name: str, **config: Any) -> Any:
-    return build(KIND, **MODELS[name] | config)
-
-
-@pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))
+@pytest.mark.parametrize(("name", "contract"), product(GRANITE_HYBRIDS, CONTRACTS))
 def test_models(name: str, contract: str) -> None:
     model = build_hybrid(name)
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
@@ -103,21 +89,6 @@ def test_flexible_shapes_are_refused() -> None:
         engine_of(build_hybrid("dense"), recipe(shapes="range"))
 
 
-def mamba_keys(draw: st.DrawFn, heads: int, groups: int) -> dict[str, Any]:
-    """The keys of layers of Mamba-2 that most of their configs have."""
-    return {
-        "mamba_n_heads": heads,
-        "mamba_n_groups": groups,
-        "mamba_d_head": "auto",
-        "mamba_d_state": draw(st.integers(2, 12)),
-        "mamba_d_conv": draw(st.integers(1, 5)),
-        "mamba_expand": draw(st.integers(1, 2)),
-        "mamba_conv_bias": draw(st.booleans()),
-        "mamba_proj_bias": draw(st.booleans()),
-        "time_step_limit": draw(LIMITS),
-    }
-
-
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     kv, layers = draw(st.integers(1, 2)), draw(st.integers(1, 3))
@@ -125,7 +96,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     heads = kv * draw(st.sampled_from([1, 2]))
     groups, experts = draw(st.integers(1, 3)), draw(st.integers(0, 5))
     values = groups * draw(st.integers(1, 2))
-    return KIND, MULTIPLIERS | {
+    return "granitemoehybrid", MULTIPLIERS | {
         "num_hidden_layers": layers,
         "layer_types": draw(st.lists(types, min_size=layers, max_size=layers)),
         "num_attention_heads": heads,
@@ -149,4 +120,6 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 def test_anything(config: tuple[str, dict[str, Any]], contract: str, pieces: list[int]) -> None:
     if "full_attention" not in config[1]["layer_types"]:
         config[1]["layer_types"][-1] = "full_attention"
-    assert_parity(build(config[0], **config[1]), recipe(contract, "per-layer"), {"pieces": pieces})
+    assert_parity(
+        build_mixture(config[0], **config[1]), recipe(contract, "per-layer"), {"pieces": pieces}
+    )

@@ -9,27 +9,23 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
+from tests.families.gemma_models import NO_TIES, build_gemma2, build_gemma3, build_gemma4
+from tests.families.latent_models import DEEPSEEK
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import build_mixture, build_oss
 from tests.families.parity import assert_close, engine_of, tokens, truth
-from tests.families.test_deepseek import CONFIG as LATENTS
-from tests.families.test_gpt_oss import build_oss
-from tests.families.test_mixtral import build
-from tests.families.test_qwen3_next import MODELS as DELTAS
+from tests.families.recipes import int8_recipe
 from tests.families.zaya_models import build_zaya
 
 from cetane.errors import CetaneError
 from cetane.families.grouped_query import AttentionHeads, Rounded, attend, rounded
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, parse_recipe
 
 FEEDS = {
     "prefill": [32],
     "steps": [*[1] * 8, 16, *[1] * 8],
     "uneven": [5, 1, 11, 2, 4, 3, 6],
 }
-NO_TIES = {"sliding_window": 11, "rms_norm_eps": 1e-5}
-"""With this epsilon no element of the tiny Gemma 4 lies so near the edge of two steps that the
-order of a sum decides between them."""
 BUILDERS: dict[str, Callable[[], Any]] = {
     "llama": lambda: build_model("llama"),
     "qwen2": lambda: build_model("qwen2"),
@@ -39,19 +35,8 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "gemma4": lambda: build_gemma4(**NO_TIES),
     "zaya": build_zaya,
     "gpt_oss": build_oss,
-    "qwen3_next": lambda: build("qwen3_next", **DELTAS["qwen3_next"]),
+    "qwen3_next": lambda: build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"]),
 }
-
-
-def recipe(form: str = "int8", context: int = 32, **others: Any) -> Recipe:
-    cache = {"context": context, "format": form} | others.pop("cache", {})
-    content = {
-        "name": "test",
-        "cache": cache,
-        "tokens": {"verify": 4, "prefill": 8},
-        "target": {"deployment": "iOS26"},
-    }
-    return parse_recipe(content | others, "test")
 
 
 def by_hand(columns: torch.Tensor) -> torch.Tensor:
@@ -82,7 +67,7 @@ def test_families(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rounding(model, monkeypatch)
     expected = truth(model)
     assert np.abs(expected - exact).max() > 1e-3
-    assert_close(engine_of(model, recipe()), expected, FEEDS, drafts=True)
+    assert_close(engine_of(model, int8_recipe()), expected, FEEDS, drafts=True)
 
 
 def test_layouts_and_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +77,12 @@ def test_layouts_and_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = truth(model, 96)
     cache = {"context": 96, "capacities": [32, 64]}
     for layout in ({"kind": "single"}, {"kind": "per-block"}):
-        made = recipe(layout=layout, tensor_layout="ct1", cache=cache)
+        made = int8_recipe(layout=layout, tensor_layout="ct1", cache=cache)
         assert_close(engine_of(model, made), expected, {"uneven": [5, 1, 30, 2, 40, 18]})
 
 
 def test_a_mark_is_a_return() -> None:
-    engine = engine_of(build_gemma3(sliding_window=11), recipe())
+    engine = engine_of(build_gemma3(sliding_window=11), int8_recipe())
     ids = tokens(engine.plan.vocab)
     session, straight = engine.session(), engine.session()
     session.feed(ids[:13])
@@ -110,7 +95,7 @@ def test_a_mark_is_a_return() -> None:
 
 def test_the_host_keeps_bytes_and_scales() -> None:
     """The plan says so, and the memory of a session holds what the rounding by hand gives."""
-    engine = engine_of(build_model("llama"), recipe(layout={"kind": "single"}))
+    engine = engine_of(build_model("llama"), int8_recipe(layout={"kind": "single"}))
     function = engine.plan.functions["model", "verify"]
     given = {item.name: (item.dtype, item.shape, item.source.host) for item in function.inputs}
     assert given["kv_k"] == given["kv_v"] == ("int8", (2, 2, 16, 32), "cache")
@@ -166,15 +151,15 @@ def test_a_token_that_sees_nothing_is_finite() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: build("deepseek_v2", **LATENTS), "its layers keep latents"),
-        (lambda: build("qwen3_next", **DELTAS["qwen3_next"] | {
-            "layer_types": ["linear_attention"] * DELTAS["qwen3_next"]["num_hidden_layers"]}),
+        (lambda: build_mixture("deepseek_v2", **DEEPSEEK), "its layers keep latents"),
+        (lambda: build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"] | {
+            "layer_types": ["linear_attention"] * QWEN_NEXT["qwen3_next"]["num_hidden_layers"]}),
          "its layers keep no keys and values"),
     ],
 )  # fmt: skip
 def test_models_without_keys_and_values(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(CetaneError, match=message):
-        Planner(InMemoryCheckpoint(make()), recipe())
+        Planner(InMemoryCheckpoint(make()), int8_recipe())
 
 
 @pytest.mark.parametrize(
@@ -187,9 +172,9 @@ def test_models_without_keys_and_values(make: Callable[[], Any], message: str) -
 )
 def test_recipes_that_do_not_fit(content: dict[str, Any], message: str) -> None:
     with pytest.raises(CetaneError, match=message):
-        recipe(**content)
+        int8_recipe(**content)
 
 
 def test_the_default_is_not_in_a_manifest() -> None:
-    assert "format" not in recipe("fp16").model_dump()["cache"]
-    assert recipe("int8").model_dump()["cache"]["format"] == "int8"
+    assert "format" not in int8_recipe("fp16").model_dump()["cache"]
+    assert int8_recipe("int8").model_dump()["cache"]["format"] == "int8"

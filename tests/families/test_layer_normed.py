@@ -5,30 +5,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import InMemoryCheckpoint, build_model
+from tests.conftest import InMemoryCheckpoint
+from tests.families.config_parts import ROPES
+from tests.families.layer_normed_models import HALF, IN_PART, LAYER_NORMED, build_layer_normed
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
-from tests.families.test_llama import ROPES, recipe, recipes
+from tests.families.recipes import recipe, recipes
 
 from cetane.errors import CetaneError
 from cetane.families import author, rotated
 from cetane.families.layer_normed import HEADED
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
-
-TYPES = (
-    "cohere", "cohere2", "gpt_neox", "jais2", "nemotron", "olmo", "persimmon", "phi", "stablelm",
-    "starcoder2",
-)  # fmt: skip
-IN_PART = ("gpt_neox", "nemotron", "persimmon", "phi", "stablelm")
-"""The model types that turn only some channels of a head."""
-HALF = ROPES["default"] | {"partial_rotary_factor": 0.5}
-
-
-def build(kind: str, **config: Any) -> Any:
-    """A random model; half of each head turns where a part may."""
-    rope = HALF if kind in IN_PART else ROPES["default"]
-    return build_model(kind, **({"rope_parameters": rope} | config))
-
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {}),
@@ -99,27 +86,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     kind, config = MODELS[name]
-    assert_parity(build(kind, **config), recipe(contract, "chunks", slices=3), FEEDS)
+    assert_parity(build_layer_normed(kind, **config), recipe(contract, "chunks", slices=3), FEEDS)
 
 
 @pytest.mark.parametrize("name", ["cohere", "phi, tied, normed heads", "stablelm"])
 def test_a_smaller_residual_stream_is_the_same_model(name: str) -> None:
     kind, config = MODELS[name]
-    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
-    assert_parity(build(kind, **config), scaled, {"uneven": FEEDS["uneven"]})
+    scaled = recipe("readonly", "chunks", family={"residual_scale": 2**-5})
+    assert_parity(build_layer_normed(kind, **config), scaled, {"uneven": FEEDS["uneven"]})
 
 
 def test_a_head_for_some_tokens_has_their_biases() -> None:
-    checkpoint = InMemoryCheckpoint(build("phi"))
+    checkpoint = InMemoryCheckpoint(build_layer_normed("phi"))
     (head,) = Planner(checkpoint, recipe("readonly", "chunks")).model.heads(1, (3, 7, 50))
     head.load(checkpoint)
     assert head.lm_head.bias.tolist() == checkpoint.read("lm_head.bias")[[3, 7, 50]].tolist()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in HEADED])
+@pytest.mark.parametrize("kind", [kind for kind in LAYER_NORMED if kind not in HEADED])
 def test_only_values_turn(kind: str) -> None:
     """A LayerNorm subtracts a mean, which no rotation keeps."""
-    checkpoint = InMemoryCheckpoint(build(kind))
+    checkpoint = InMemoryCheckpoint(build_layer_normed(kind))
     turned = rotated(checkpoint, Planner(checkpoint, recipe("readonly", "chunks")).model)
     assert turned.stream is None
     ends = "v_proj.weight", "v_proj.bias", "o_proj.weight", "dense.weight"
@@ -129,7 +116,7 @@ def test_only_values_turn(kind: str) -> None:
 @pytest.mark.parametrize("kind", HEADED)
 def test_nothing_turns_beside_queries(kind: str) -> None:
     """One tensor holds queries, keys and values."""
-    checkpoint = InMemoryCheckpoint(build(kind))
+    checkpoint = InMemoryCheckpoint(build_layer_normed(kind))
     model = Planner(checkpoint, recipe("readonly", "chunks")).model
     with pytest.raises(CetaneError, match="nothing of a"):
         rotated(checkpoint, model)
@@ -151,7 +138,7 @@ def test_nothing_turns_beside_queries(kind: str) -> None:
     ],
 )
 def test_wrong_configs(kind: str, config: dict[str, Any], said: str) -> None:
-    made = build(kind).config.to_dict() | config
+    made = build_layer_normed(kind).config.to_dict() | config
     with pytest.raises(CetaneError, match=said):
         author(made, "c1t", {}, {})
 
@@ -174,7 +161,7 @@ BOOLEANS = {
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """A model type and a small config of it."""
-    kind = draw(st.sampled_from(TYPES))
+    kind = draw(st.sampled_from(LAYER_NORMED))
     kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
     layers, dim = draw(st.integers(1, 3)), draw(st.sampled_from([4, 8, 12, 16]))
     part = {"partial_rotary_factor": draw(st.sampled_from([0.5, 1.0]))} if kind in IN_PART else {}
@@ -207,4 +194,4 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 @settings(max_examples=60, derandomize=True)
 @given(configs(), recipes, cuts)
 def test_anything(config: tuple[str, dict[str, Any]], made: Recipe, pieces: list[int]) -> None:
-    assert_parity(build(config[0], **config[1]), made, {"pieces": pieces})
+    assert_parity(build_layer_normed(config[0], **config[1]), made, {"pieces": pieces})

@@ -9,11 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.mixture_models import LFM2_EXPERTS, build_lfm2_moe
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
-from tests.families.test_llama import recipe, recipes
-from tests.families.test_mixtral import DECODE, build
-from tests.families.test_mixtral import recipes as mixture_recipes
-from tests.families.zaya_models import recipe as mixture_recipe
+from tests.families.recipes import DECODE, mixture_recipes, recipe, recipes, with_routes
 from transformers import AutoConfig
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 
@@ -68,34 +66,18 @@ LATER: dict[str, dict[str, Any]] = {
     },
 }
 """LFM3."""
-EXPERTS: dict[str, Any] = {
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 20,
-    "num_dense_layers": 1,
-}
 MIXTURES: dict[str, dict[str, Any]] = {
-    "one layer attends": MODELS["one layer attends"] | EXPERTS,
+    "one layer attends": MODELS["one layer attends"] | LFM2_EXPERTS,
     "shares of no sum, with a factor": {
         **MODELS["biases, four taps"],
-        **EXPERTS,
+        **LFM2_EXPERTS,
         "norm_topk_prob": False,
         "routed_scaling_factor": 1.7,
     },
-    "no biases of experts": MODELS["one tap"] | EXPERTS | {"use_expert_bias": False},
-    "no dense layer": MODELS["one tap"] | EXPERTS | {"num_dense_layers": 0},
-    "no experts": MODELS["one tap"] | EXPERTS | {"num_dense_layers": 4},
+    "no biases of experts": MODELS["one tap"] | LFM2_EXPERTS | {"use_expert_bias": False},
+    "no dense layer": MODELS["one tap"] | LFM2_EXPERTS | {"num_dense_layers": 0},
+    "no experts": MODELS["one tap"] | LFM2_EXPERTS | {"num_dense_layers": 4},
 }
-
-
-@torch.no_grad()
-def build_lfm2_moe(**config: Any) -> Any:
-    """A random model whose experts are not compared by their weights alone."""
-    model = build("lfm2_moe", **EXPERTS | config)
-    for name, biases in model.named_buffers():
-        if name.endswith("expert_bias"):
-            biases.normal_(std=0.3)
-    return model
 
 
 @pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
@@ -112,7 +94,7 @@ def test_lfm3(name: str, contract: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [*product(["lfm2"], MODELS), *product(["lfm3"], LATER)])
 def test_a_smaller_residual_stream_is_the_same_model(kind: str, name: str) -> None:
-    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    scaled = recipe("readonly", "chunks", family={"residual_scale": 2**-5})
     model = build_model(kind, **(MODELS | LATER)[name])
     assert_parity(model, scaled, {"uneven": FEEDS["uneven"]})
 
@@ -176,14 +158,14 @@ def test_any_lfm3(config: dict[str, Any], recipe: Recipe, pieces: list[int]) -> 
 
 @pytest.mark.parametrize(("name", "contract"), in_turn(MIXTURES))
 def test_mixtures(name: str, contract: str) -> None:
-    made = mixture_recipe(contract, "chunks", slices=3)
+    made = recipe(contract, "chunks", slices=3)
     assert_parity(build_lfm2_moe(**MIXTURES[name]), made, FEEDS, drafts=True)
 
 
 @pytest.mark.parametrize(("kind", "together"), [("per-block", 1), ("single", 4)])
 def test_routed_experts_are_the_same_model(kind: str, together: int) -> None:
     family = {"together": together, "residual_scale": 2**-5}
-    routed = mixture_recipe("readonly", kind, routed=DECODE, family=family)
+    routed = recipe("readonly", kind, routed=DECODE, family=family)
     feeds = {name: FEEDS[name] for name in ("steps of 4", "uneven")}
     model = build_lfm2_moe(**MIXTURES["shares of no sum, with a factor"])
     assert_parity(model, routed, feeds, drafts=True)
@@ -231,9 +213,9 @@ def mixture_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=12, derandomize=True)
-@given(mixture_configs(), mixture_recipes(), st.booleans(), cuts)
+@given(mixture_configs(), mixture_recipes, st.booleans(), cuts)
 def test_any_mixture(config: dict[str, Any], made: Recipe, routed: bool, pieces: list[int]) -> None:
     model = build_lfm2_moe(**config)
     if routed and any("experts" in name for name in model.state_dict()):
-        made = made.model_copy(update={"layout": made.layout.model_copy(update={"routed": DECODE})})
+        made = with_routes(made)
     assert_parity(model, made, {"pieces": pieces})

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.config_parts import LONGROPE, MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.parity import (
-    CONTEXT,
     FEEDS,
     assert_close,
     assert_parity,
@@ -22,61 +22,17 @@ from tests.families.parity import (
     in_turn,
     truth,
 )
+from tests.families.recipes import recipe, recipes
 
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.recipe import Recipe
 from cetane.schema.slots import CONTRACTS
 
-ROPES: dict[str, dict[str, Any]] = {
-    "default": {"rope_type": "default", "rope_theta": 5e3},
-    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 5e5,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-    "yarn": {
-        "rope_type": "yarn",
-        "rope_theta": 1e4,
-        "factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "partial_rotary_factor": 0.75,
-    "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
-    "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
-    "original_max_position_embeddings": 64,
-}
-MINISTRAL = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "max_position_embeddings": 256,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
 UNUSED = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
           "original_max_position_embeddings": 16}  # fmt: skip
 """A factor on queries after 16 tokens, in the config of a model that has none."""
 WORLD = {"sliding_window": 6, "bos_token_id": 0}
 """Code World Model's config knows no model without a first token."""
-STRETCHED = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}
-"""What Hunyuan's configs say: the base is stretched, for all positions."""
-MULTIPLIERS = {
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.4,
-    "logits_scaling": 5.0,
-}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "tied": ("llama", {"tie_word_embeddings": True}),
@@ -237,24 +193,6 @@ def truth_of(name: str) -> Any:
     return truth(model_of(name))
 
 
-def recipe(
-    contract: str = "readonly",
-    kind: str = "single",
-    order: str = "c1t",
-    slices: int = 1,
-    **tokens: Any,
-) -> Recipe:
-    content = {
-        "name": "test",
-        "tensor_layout": order,
-        "layout": {"kind": kind},
-        "cache": {"contract": contract, "context": CONTEXT},
-        "tokens": {"verify": 4, "prefill": 8} | tokens,
-        "head": {"slices": slices},
-    }
-    return parse_recipe(content, "test")
-
-
 @pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     engine = engine_of(model_of(name), recipe(contract, "chunks", slices=3))
@@ -263,7 +201,7 @@ def test_models(name: str, contract: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_smaller_residual_stream_is_the_same_model(name: str) -> None:
-    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    scaled = recipe("readonly", "chunks", family={"residual_scale": 2**-5})
     engine = engine_of(model_of(name), scaled)
     assert_close(engine, truth_of(name), {"uneven": FEEDS["uneven"]})
 
@@ -371,17 +309,6 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return kind, config
 
 
-recipes = st.builds(
-    recipe,
-    contract=st.sampled_from(list(CONTRACTS)),
-    kind=st.sampled_from(["single", "chunks", "per-block"]),
-    order=st.sampled_from(["c1t", "ct1"]),
-    slices=st.integers(1, 10),
-    verify=st.none() | st.integers(2, 6),
-    prefill=st.none() | st.integers(2, 32),
-)
-
-
 @settings(max_examples=60, derandomize=True)
 @given(configs(), recipes, cuts)
 def test_anything(config: tuple[str, dict[str, Any]], recipe: Recipe, pieces: list[int]) -> None:
@@ -390,7 +317,7 @@ def test_anything(config: tuple[str, dict[str, Any]], recipe: Recipe, pieces: li
 
 def test_longrope_holds_for_the_context_of_its_training() -> None:
     kind, config = MODELS["phi3, longrope"]
-    planner = Planner(InMemoryCheckpoint(build_model(kind, **config)), recipe())
+    planner = Planner(InMemoryCheckpoint(build_model(kind, **config)), recipe(kind="single"))
     assert planner.model.max_context == 64
 
 
@@ -401,7 +328,7 @@ def test_configs_as_they_were_written_before_rope_parameters(name: str) -> None:
     config = model.config.to_dict()
     del config["rope_parameters"]
     config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
-    assert_parity(model, recipe(), {"prefill": FEEDS["prefill"]}, config)
+    assert_parity(model, recipe(kind="single"), {"prefill": FEEDS["prefill"]}, config)
 
 
 @pytest.mark.parametrize(
@@ -422,4 +349,4 @@ def test_parity_sees_an_option_that_is_not_ported(
     model = build_model(kind, **option)
     wrong = model.config.to_dict() | off
     with pytest.raises(AssertionError, match="prefill"):
-        assert_parity(model, recipe(), {"prefill": FEEDS["prefill"]}, wrong)
+        assert_parity(model, recipe(kind="single"), {"prefill": FEEDS["prefill"]}, wrong)

@@ -7,34 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint
-from tests.families.parity import CONTEXT, FEEDS, assert_parity, cuts, engine_of
-from tests.families.test_llama import ROPES
-from tests.families.test_mixtral import DECODE, build
-from tests.families.zaya_models import recipe
+from tests.families.config_parts import ROPES
+from tests.families.mixture_models import build_llama4
+from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
+from tests.families.recipes import DECODE, recipe
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.experts import Mixture
 from cetane.planner import Planner
 from cetane.schema.slots import CONTRACTS
-
-CONFIG: dict[str, Any] = {
-    "num_hidden_layers": 3,
-    "head_dim": 16,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 1,
-    "intermediate_size": 20,
-    "intermediate_size_mlp": 28,
-    "no_rope_layers": [1, 0, 1],
-    "moe_layers": [0, 2],
-    "attention_chunk_size": CONTEXT,
-    "floor_scale": CONTEXT + 1,
-    "pad_token_id": None,
-}
-
-
-def build_llama4(**config: Any) -> Any:
-    return build("llama4_text", **CONFIG | config)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

@@ -1,5 +1,6 @@
 """Mixtral and its relatives equal transformers at every position, dense and routed."""
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -7,117 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import build_model
+from tests.families.config_parts import MULTIPLIERS, OWN_ROPES, ROPES, STRETCHED
+from tests.families.mixture_models import MIXTURES, build_mixture
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
-from tests.families.test_llama import MULTIPLIERS, ROPES, STRETCHED
-from tests.families.test_olmo2 import OWN_ROPES
-from tests.families.zaya_models import recipe
+from tests.families.recipes import DECODE, mixture_recipes, recipe, with_routes
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.experts import Mixture
 from cetane.schema.recipe import Recipe
-from cetane.schema.slots import CONTRACTS
-
-DECODE = ("decode", "verify")
-DEEPSEEK: dict[str, Any] = {
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 5,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 14,
-    "routed_scaling_factor": 1.5,
-    "norm_topk_prob": True,
-}
-"""Experts as DeepSeek-V3 has them."""
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "dots1": (
-        "dots1",
-        DEEPSEEK
-        | {
-            "n_routed_experts": 12,
-            "n_group": 4,
-            "topk_group": 2,
-            "sliding_window": 7,
-            "max_window_layers": 1,
-        },
-    ),
-    "ernie4_5_moe": (
-        "ernie4_5_moe",
-        {
-            "moe_num_experts": 6,
-            "moe_k": 3,
-            "moe_intermediate_size": 20,
-            "moe_num_shared_experts": 2,
-            "moe_layer_start_index": 1,
-        },
-    ),
-    "exaone_moe": (
-        "exaone_moe",
-        {
-            "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "mlp_layer_types": ["dense", "sparse", "sparse"],
-            "sliding_window": 7,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "num_shared_experts": 2,
-            "moe_intermediate_size": 14,
-            "n_group": 3,
-            "topk_group": 2,
-        },
-    ),
-    "glm4_moe": ("glm4_moe", DEEPSEEK | {"use_qk_norm": True}),
-    "granitemoe": ("granitemoe", {"num_local_experts": 5, "num_experts_per_tok": 3} | MULTIPLIERS),
-    "granitemoeshared": (
-        "granitemoeshared",
-        {"num_local_experts": 5, "num_experts_per_tok": 3, "shared_intermediate_size": 28}
-        | MULTIPLIERS,
-    ),
-    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 5, "moe_topk": [2, 3]}),
-    "mellum": (
-        "mellum",
-        {
-            "num_hidden_layers": 3,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "mlp_layer_types": ["sparse", "sparse", "dense"],
-            "sliding_window": 7,
-            "num_experts": 5,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 20,
-            "rope_parameters": OWN_ROPES,
-        },
-    ),
-    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 7}),
-    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.5}),
-    "qwen2_moe": (
-        "qwen2_moe",
-        {
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 12,
-            "shared_expert_intermediate_size": 28,
-            "num_hidden_layers": 3,
-            "decoder_sparse_step": 2,
-            "use_sliding_window": True,
-            "sliding_window": 7,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-        },
-    ),
-    "qwen3_moe": (
-        "qwen3_moe",
-        {
-            "num_experts": 7,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 20,
-            "num_hidden_layers": 3,
-            "mlp_only_layers": [1],
-            "norm_topk_prob": True,
-        },
-    ),
-    "solar_open": ("solar_open", DEEPSEEK | {"attention_bias": True}),
-}
-
 
 COUNTS = {
     "dots1": "n_routed_experts",
@@ -136,36 +35,23 @@ IGNORED: dict[str, dict[str, Any]] = {
 """Keys of other model types."""
 
 
-@torch.no_grad()
-def build(kind: str, **config: Any) -> Any:
-    """A random model, with numbers that correct the choice of experts where it has some. Like
-    released ones, they are far from zero."""
-    model = build_model(kind, **config)
-    model.config._experts_implementation = "eager"  # the plainest arithmetic
-    for module in model.modules():
-        for numbers in module.buffers(recurse=False):
-            if numbers is getattr(module, "e_score_correction_bias", None):
-                numbers.copy_(8 + 0.2 * torch.randn_like(numbers))
-    return model
-
-
-@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(MIXTURES))
 def test_models(name: str, contract: str) -> None:
-    kind, config = MODELS[name]
-    model = build(kind, **config)
+    kind, config = MIXTURES[name]
+    model = build_mixture(kind, **config)
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
 def test_a_model_without_experts(kind: str) -> None:
-    model = build(kind, num_experts=0)
+    model = build_mixture(kind, num_experts=0)
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
 @pytest.mark.parametrize("name", IGNORED)
 def test_keys_of_other_model_types_are_ignored(name: str) -> None:
-    kind, config = MODELS[name]
-    model = build(kind, **config | IGNORED[name])
+    kind, config = MIXTURES[name]
+    model = build_mixture(kind, **config | IGNORED[name])
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
@@ -188,11 +74,11 @@ def test_keys_of_other_model_types_are_ignored(name: str) -> None:
     ],
 )
 def test_routed_experts_are_the_same_model(name: str, kind: str, together: int) -> None:
-    model_type, config = MODELS[name]
+    model_type, config = MIXTURES[name]
     family = {"together": together, "residual_scale": 2**-5}
     routed = recipe("readonly", kind, routed=DECODE, family=family)
     feeds = {name: FEEDS[name] for name in ("steps of 4", "uneven")}
-    assert_parity(build(model_type, **config), routed, feeds, drafts=True)
+    assert_parity(build_mixture(model_type, **config), routed, feeds, drafts=True)
 
 
 def test_the_weights_are_those_of_topk() -> None:
@@ -213,10 +99,14 @@ def test_the_weights_are_those_of_topk() -> None:
 
 @pytest.mark.parametrize("chosen", [0, 5])
 def test_a_token_cannot_take_more_experts_than_there_are(chosen: int) -> None:
-    model = build("mixtral", num_local_experts=4)
+    model = build_mixture("mixtral", num_local_experts=4)
     model.config.num_experts_per_tok = chosen
     with pytest.raises(CetaneError, match=r"experts"):
         engine_of(model, recipe())
+
+
+NARROW, WINDOWS = st.integers(1, 24), st.none() | st.integers(1, 40)
+"""The channels of an expert, and windows."""
 
 
 @st.composite
@@ -232,10 +122,127 @@ def grouped(draw: st.DrawFn, size: int) -> dict[str, Any]:
     }
 
 
+def layer_types(draw: st.DrawFn, layers: int, *types: str) -> list[str]:
+    return draw(st.lists(st.sampled_from(types), min_size=layers, max_size=layers))
+
+
+def deepseek_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return draw(grouped(experts)) | {
+        "first_k_dense_replace": draw(st.integers(0, 3)),
+        "n_shared_experts": draw(st.integers(0, 2)),
+        "moe_intermediate_size": draw(NARROW),
+        "routed_scaling_factor": draw(st.floats(0.1, 3)),
+    }
+
+
+def dots1_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return deepseek_keys(draw, experts, layers) | {
+        "sliding_window": draw(WINDOWS),
+        "max_window_layers": draw(st.integers(0, 3)),
+    }
+
+
+def ernie_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {
+        "moe_layer_start_index": draw(st.integers(0, layers)),
+        "moe_layer_end_index": draw(st.integers(-1, layers)),
+        "moe_layer_interval": draw(st.integers(1, 3)),
+        "moe_num_shared_experts": draw(st.integers(0, 2)),
+        "moe_intermediate_size": draw(NARROW),
+    }
+
+
+def mellum_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {
+        "layer_types": layer_types(draw, layers, "sliding_attention", "full_attention"),
+        "mlp_layer_types": layer_types(draw, layers, "dense", "sparse"),
+        "sliding_window": draw(st.integers(1, 40)),
+        "moe_intermediate_size": draw(NARROW),
+        "rope_parameters": OWN_ROPES,
+    }
+
+
+def exaone_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    common, groups = mellum_keys(draw, experts, layers), draw(grouped(experts))
+    del common["rope_parameters"]
+    return (
+        common
+        | groups
+        | {
+            "num_experts": groups["n_routed_experts"],
+            "num_shared_experts": draw(st.integers(1, 2)),
+            "routed_scaling_factor": draw(st.floats(0.1, 3)),
+        }
+    )
+
+
+def glm4_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    part = draw(st.sampled_from([0.5, 1.0]))
+    return deepseek_keys(draw, experts, layers) | {
+        "use_qk_norm": draw(st.booleans()),
+        "rope_parameters": ROPES["default"] | {"partial_rotary_factor": part},
+    }
+
+
+def granite_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {name: draw(st.floats(0.1, 2)) for name in MULTIPLIERS}
+
+
+def shared_granite_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    shared = draw(st.integers(0, 24))
+    return granite_keys(draw, experts, layers) | {"shared_intermediate_size": shared}
+
+
+def hunyuan_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    several = st.lists(st.integers(1, experts), min_size=layers, max_size=layers + 1)
+    ropes = st.sampled_from([ROPES["default"], ROPES["linear"] | STRETCHED])
+    return {
+        "moe_topk": draw(st.integers(1, experts) | several),
+        "rope_parameters": draw(ropes),
+    }
+
+
+def mixtral_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {"sliding_window": draw(WINDOWS)}
+
+
+def olmoe_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {"clip_qkv": draw(st.none() | st.floats(0.1, 2))}
+
+
+def qwen3_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {
+        "moe_intermediate_size": draw(NARROW),
+        "decoder_sparse_step": draw(st.integers(1, 2)),
+        "use_sliding_window": True,
+        "sliding_window": draw(WINDOWS),
+        "head_dim": draw(st.sampled_from([8, 16])),
+    }
+
+
+def qwen2_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return qwen3_keys(draw, experts, layers) | {
+        "qkv_bias": draw(st.booleans()),
+        "shared_expert_intermediate_size": draw(NARROW),
+        "sliding_window": draw(st.integers(1, 40)),
+        "max_window_layers": draw(st.integers(0, 3)),
+    }
+
+
+OWN_KEYS: dict[str, Callable[[st.DrawFn, int, int], dict[str, Any]]] = {
+    "dots1": dots1_keys, "ernie4_5_moe": ernie_keys, "exaone_moe": exaone_keys,
+    "glm4_moe": glm4_keys, "granitemoe": granite_keys, "granitemoeshared": shared_granite_keys,
+    "hunyuan_v1_moe": hunyuan_keys, "mellum": mellum_keys, "mixtral": mixtral_keys,
+    "olmoe": olmoe_keys, "qwen2_moe": qwen2_keys, "qwen3_moe": qwen3_keys,
+    "solar_open": deepseek_keys,
+}  # fmt: skip
+"""What each model type's config has of its own, for a number of experts and of layers."""
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
-    kind = draw(st.sampled_from(sorted(MODELS)))
+    kind = draw(st.sampled_from(sorted(MIXTURES)))
     experts, layers = draw(st.integers(1, 9)), draw(st.integers(1, 3))
     dim = draw(st.sampled_from([8, 12]))
     config: dict[str, Any] = {
@@ -251,98 +258,17 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "num_experts_per_tok": draw(st.integers(1, experts)),
         "hidden_act": draw(st.sampled_from(["silu", "gelu"])),
     }
-    if kind in ("mixtral", "qwen3_moe"):
-        config["sliding_window"] = draw(st.none() | st.integers(1, 40))
-    if kind == "olmoe":
-        config["clip_qkv"] = draw(st.none() | st.floats(0.1, 2))
-    if kind.startswith("granitemoe"):
-        config |= {name: draw(st.floats(0.1, 2)) for name in MULTIPLIERS}
-    if kind == "granitemoeshared":
-        config["shared_intermediate_size"] = draw(st.integers(0, 24))
-    if kind == "hunyuan_v1_moe":
-        several = st.lists(st.integers(1, experts), min_size=layers, max_size=layers + 1)
-        config["moe_topk"] = draw(st.integers(1, experts) | several)
-        config["rope_parameters"] = draw(
-            st.sampled_from([ROPES["default"], ROPES["linear"] | STRETCHED])
-        )
-    if kind == "ernie4_5_moe":
-        config |= {
-            "moe_layer_start_index": draw(st.integers(0, layers)),
-            "moe_layer_end_index": draw(st.integers(-1, layers)),
-            "moe_layer_interval": draw(st.integers(1, 3)),
-            "moe_num_shared_experts": draw(st.integers(0, 2)),
-            "moe_intermediate_size": draw(st.integers(1, 24)),
-        }
-    if kind in ("dots1", "glm4_moe", "solar_open"):
-        config |= draw(grouped(experts)) | {
-            "first_k_dense_replace": draw(st.integers(0, 3)),
-            "n_shared_experts": draw(st.integers(0, 2)),
-            "moe_intermediate_size": draw(st.integers(1, 24)),
-            "routed_scaling_factor": draw(st.floats(0.1, 3)),
-        }
-    if kind in ("exaone_moe", "mellum"):
-        types = st.sampled_from(["sliding_attention", "full_attention"])
-        mlps = st.sampled_from(["dense", "sparse"])
-        config |= {
-            "layer_types": draw(st.lists(types, min_size=layers, max_size=layers)),
-            "mlp_layer_types": draw(st.lists(mlps, min_size=layers, max_size=layers)),
-            "sliding_window": draw(st.integers(1, 40)),
-            "moe_intermediate_size": draw(st.integers(1, 24)),
-        }
-    if kind == "exaone_moe":
-        groups = draw(grouped(experts))
-        config |= groups | {
-            "num_experts": groups["n_routed_experts"],
-            "num_shared_experts": draw(st.integers(1, 2)),
-            "routed_scaling_factor": draw(st.floats(0.1, 3)),
-        }
-    if kind == "mellum":
-        config["rope_parameters"] = OWN_ROPES
-    if kind == "dots1":
-        config |= {
-            "sliding_window": draw(st.none() | st.integers(1, 40)),
-            "max_window_layers": draw(st.integers(0, 3)),
-        }
-    if kind == "glm4_moe":
-        config["use_qk_norm"] = draw(st.booleans())
-        part = draw(st.sampled_from([0.5, 1.0]))
-        config["rope_parameters"] = ROPES["default"] | {"partial_rotary_factor": part}
     if kind != "mixtral":
         config |= {"norm_topk_prob": draw(st.booleans()), "attention_bias": draw(st.booleans())}
-    if kind in ("qwen2_moe", "qwen3_moe"):
-        config |= {
-            "moe_intermediate_size": draw(st.integers(1, 24)),
-            "decoder_sparse_step": draw(st.integers(1, 2)),
-            "use_sliding_window": True,
-            "head_dim": draw(st.sampled_from([8, 16])),
-        }
-    if kind == "qwen2_moe":
-        config |= {
-            "qkv_bias": draw(st.booleans()),
-            "shared_expert_intermediate_size": draw(st.integers(1, 24)),
-            "sliding_window": draw(st.integers(1, 40)),
-            "max_window_layers": draw(st.integers(0, 3)),
-        }
-    return kind, config
-
-
-@st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
-    return recipe(
-        draw(st.sampled_from(CONTRACTS)),
-        draw(st.sampled_from(["per-block", "per-layer", "single"])),
-        order=draw(st.sampled_from(["c1t", "ct1"])),
-        slices=draw(st.integers(1, 3)),
-        family={"together": draw(st.integers(1, 9))},
-    )
+    return kind, config | OWN_KEYS[kind](draw, experts, layers)
 
 
 @settings(max_examples=20, derandomize=True)
-@given(configs(), recipes(), st.booleans(), cuts)
+@given(configs(), mixture_recipes, st.booleans(), cuts)
 def test_anything(
     config: tuple[str, dict[str, Any]], made: Recipe, routed: bool, pieces: list[int]
 ) -> None:
-    model = build(config[0], **config[1])
+    model = build_mixture(config[0], **config[1])
     if routed and any("experts" in name for name in model.state_dict()):
-        made = made.model_copy(update={"layout": made.layout.model_copy(update={"routed": DECODE})})
+        made = with_routes(made)
     assert_parity(model, made, {"pieces": pieces})

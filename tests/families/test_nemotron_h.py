@@ -6,38 +6,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families.matrix_models import NEMOTRON_TYPES, NEMOTRONS, build_nemotron
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
-from tests.families.test_mixtral import DECODE, build
-from tests.families.zaya_models import recipe
+from tests.families.recipes import DECODE, recipe
 
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS
 
-KIND = "nemotron_h"
-TYPES = ("linear_attention", "moe", "full_attention", "mlp")
-MODEL: dict[str, Any] = {
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 6,
-    "n_groups": 2,
-    "ssm_state_size": 12,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 14,
-    "moe_shared_expert_intermediate_size": 18,
-    "routed_scaling_factor": 1.5,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "dense": MODEL | {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
-    "mixture": MODEL | {"layers_block_type": [*TYPES, "linear_attention"]},
-}
 UNEVEN = {"uneven": FEEDS["uneven"]}
 
 
-def build_nemotron(name: str, **config: Any) -> Any:
-    return build(KIND, **MODELS[name] | config)
-
-
-@pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))
+@pytest.mark.parametrize(("name", "contract"), product(NEMOTRONS, CONTRACTS))
 def test_models(name: str, contract: str) -> None:
     model = build_nemotron(name)
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
@@ -100,7 +80,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     opened = draw(st.integers(1, expert_groups))
     return {
         "layers_block_type": [
-            *draw(st.lists(st.sampled_from(TYPES), max_size=3)),
+            *draw(st.lists(st.sampled_from(NEMOTRON_TYPES), max_size=3)),
             "full_attention",
             "linear_attention",
         ],
@@ -135,4 +115,6 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=8, derandomize=True)
 @given(configs(), st.sampled_from(CONTRACTS), cuts)
 def test_anything(config: dict[str, Any], contract: str, pieces: list[int]) -> None:
-    assert_parity(build(KIND, **config), recipe(contract, "per-layer"), {"pieces": pieces})
+    assert_parity(
+        build_mixture("nemotron_h", **config), recipe(contract, "per-layer"), {"pieces": pieces}
+    )

@@ -6,15 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
+from tests.families.config_parts import OWN_ROPES, ROPES
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
-from tests.families.test_llama import ROPES, recipe, recipes
+from tests.families.recipes import recipe, recipes
 
 from cetane.schema.recipe import Recipe
 
-OWN_ROPES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-    "full_attention": ROPES["yarn"],
-}
 PARTIAL_ROPES = {
     name: ROPES["default"] | {"partial_rotary_factor": 0.5}
     for name in ("sliding_attention", "full_attention")
@@ -60,7 +57,7 @@ def test_models(name: str, contract: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_smaller_residual_stream_is_the_same_model(name: str) -> None:
     kind, config = MODELS[name]
-    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    scaled = recipe("readonly", "chunks", family={"residual_scale": 2**-5})
     assert_parity(build_model(kind, **config), scaled, {"uneven": FEEDS["uneven"]})
 
 

@@ -5,30 +5,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import build_model
+from tests.families.config_parts import ROPES
+from tests.families.matrix_models import OLMO_HYBRID, build_olmo_hybrid
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
-from tests.families.test_llama import ROPES
-from tests.families.test_mixtral import build
-from tests.families.zaya_models import recipe
+from tests.families.recipes import recipe
 
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS
 
-KIND = "olmo_hybrid"
-MODEL: dict[str, Any] = {
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "rope_parameters": {"rope_type": "default", "rope_theta": None},
-}
-"""Without positions, as released."""
 UNEVEN = {"uneven": FEEDS["uneven"]}
-
-
-def build_olmo_hybrid(**config: Any) -> Any:
-    return build(KIND, **MODEL | config)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -96,11 +82,13 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "linear_value_head_dim": draw(st.integers(1, 12)),
         "linear_conv_kernel_dim": draw(st.integers(1, 5)),
         "linear_allow_neg_eigval": draw(st.booleans()),
-        "rope_parameters": draw(st.sampled_from([MODEL["rope_parameters"], ROPES["default"]])),
+        "rope_parameters": draw(
+            st.sampled_from([OLMO_HYBRID["rope_parameters"], ROPES["default"]])
+        ),
     }
 
 
 @settings(max_examples=12, derandomize=True)
 @given(configs(), st.sampled_from(CONTRACTS), cuts)
 def test_anything(config: dict[str, Any], contract: str, pieces: list[int]) -> None:
-    assert_parity(build(KIND, **config), recipe(contract), {"pieces": pieces})
+    assert_parity(build_model("olmo_hybrid", **config), recipe(contract), {"pieces": pieces})

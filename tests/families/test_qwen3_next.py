@@ -5,68 +5,61 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint
+from tests.families.matrix_models import DELTA_LAYERS, QWEN_NEXT
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
-from tests.families.test_mixtral import DECODE, build
-from tests.families.zaya_models import recipe
+from tests.families.recipes import DECODE, recipe
 
 from cetane.errors import CetaneError
-from cetane.families.delta import DeltaNet
+from cetane.families.delta import RAISED_ANSWERS, TINY, DeltaNet
+from cetane.families.layers import normalize
 from cetane.planner import Planner
 from cetane.schema.slots import CONTRACTS
 
-LAYERS: dict[str, Any] = {
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
-EXPERTS: dict[str, Any] = {
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "shared_expert_intermediate_size": 24,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "qwen3_5_text": LAYERS,
-    "qwen3_next": LAYERS | EXPERTS | {"mlp_only_layers": [1]},
-    "qwen3_5_moe_text": LAYERS | EXPERTS,
-}
 
-
-@pytest.mark.parametrize(("kind", "contract"), product(MODELS, CONTRACTS))
+@pytest.mark.parametrize(("kind", "contract"), product(QWEN_NEXT, CONTRACTS))
 def test_models(kind: str, contract: str) -> None:
-    model = build(kind, **MODELS[kind])
+    model = build_mixture(kind, **QWEN_NEXT[kind])
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", QWEN_NEXT)
 def test_another_activation(kind: str) -> None:
-    model = build(kind, **MODELS[kind], hidden_act="gelu")
+    model = build_mixture(kind, **QWEN_NEXT[kind], hidden_act="gelu")
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
 def test_fp16_holds_the_epsilon_of_answers() -> None:
     """As programs keep it. 1e-6 alone would be 1.013e-6, and random answers are no larger than its
     root."""
-    planner = Planner(InMemoryCheckpoint(build("qwen3_5_text", **LAYERS)), recipe())
+    planner = Planner(InMemoryCheckpoint(build_mixture("qwen3_5_text", **DELTA_LAYERS)), recipe())
     norms = [m.norm for b in planner.model.layers for m in b.modules() if isinstance(m, DeltaNet)]
     assert len(norms) == 2
     for norm in norms:
         assert np.float16(norm.eps) == pytest.approx(norm.eps, rel=2**-11)
 
 
+def test_fp16_rounds_a_query_once() -> None:
+    """Behind its norm one number brings it to its length. For 8 keys, 8^-0.5 * 8^-0.5 * 32 = 4
+    changes no digit."""
+    planner = Planner(InMemoryCheckpoint(build_mixture("qwen3_5_text", **DELTA_LAYERS)), recipe())
+    net = next(m for b in planner.model.layers for m in b.modules() if isinstance(m, DeltaNet))
+    asked = torch.randn(1, 2, 8, 5, generator=torch.Generator().manual_seed(0)).half()
+    normed = normalize(asked, 8, TINY / 8, axis=2)
+    assert torch.equal(net.unit(asked, 8**-0.5 * RAISED_ANSWERS), normed * 4)
+
+
 def test_a_model_without_experts() -> None:
-    model = build("qwen3_next", **LAYERS, num_experts=0)
+    model = build_mixture("qwen3_next", **DELTA_LAYERS, num_experts=0)
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
 def test_a_key_that_qwen3_5_ignores() -> None:
-    model = build("qwen3_5_moe_text", **MODELS["qwen3_5_moe_text"], norm_topk_prob=False)
+    model = build_mixture("qwen3_5_moe_text", **QWEN_NEXT["qwen3_5_moe_text"], norm_topk_prob=False)
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
@@ -74,12 +67,12 @@ def test_a_key_that_qwen3_5_ignores() -> None:
 def test_routed_experts_are_the_same_model(order: str) -> None:
     family = {"together": 2, "residual_scale": 2**-5}
     routed = recipe("readonly", "per-block", order=order, routed=DECODE, family=family)
-    model = build("qwen3_next", **MODELS["qwen3_next"])
+    model = build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"])
     assert_parity(model, routed, {"uneven": FEEDS["uneven"]}, drafts=True)
 
 
 def test_a_mark_is_a_return() -> None:
-    engine = engine_of(build("qwen3_5_text", **LAYERS), recipe())
+    engine = engine_of(build_mixture("qwen3_5_text", **DELTA_LAYERS), recipe())
     session = engine.session()
     session.feed([1, 2, 3])
     mark = session.mark()
@@ -100,19 +93,19 @@ def test_a_mark_is_a_return() -> None:
     ],
 )
 def test_configs_that_no_model_has(change: dict[str, Any], message: str) -> None:
-    model = build("qwen3_5_text", **LAYERS)
+    model = build_mixture("qwen3_5_text", **DELTA_LAYERS)
     with pytest.raises(CetaneError, match=message):
         engine_of(model, recipe(), model.config.to_dict() | change)
 
 
 def test_flexible_shapes_are_refused() -> None:
     with pytest.raises(CetaneError, match="matrices"):
-        engine_of(build("qwen3_5_text", **LAYERS), recipe(shapes="range"))
+        engine_of(build_mixture("qwen3_5_text", **DELTA_LAYERS), recipe(shapes="range"))
 
 
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    kind = draw(st.sampled_from(sorted(MODELS)))
+    kind = draw(st.sampled_from(sorted(QWEN_NEXT)))
     kv, layers = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     types = st.sampled_from(["linear_attention", "full_attention"])
     keys, experts = draw(st.integers(1, 3)), draw(st.integers(1, 5))
@@ -148,4 +141,6 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 def test_anything(config: tuple[str, dict[str, Any]], contract: str, pieces: list[int]) -> None:
     if "full_attention" not in config[1]["layer_types"]:
         config[1]["layer_types"][-1] = "full_attention"
-    assert_parity(build(config[0], **config[1]), recipe(contract, "per-layer"), {"pieces": pieces})
+    assert_parity(
+        build_mixture(config[0], **config[1]), recipe(contract, "per-layer"), {"pieces": pieces}
+    )

@@ -8,78 +8,24 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import FEEDS, build_gemma2, build_gemma3, build_gemma4
-from tests.families.parity import TOLERANCE, assert_close, run_drafts, tokens
-from tests.families.test_gpt_oss import build_oss
-from tests.families.test_mixtral import build
-from tests.families.test_qwen3_next import MODELS
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import build_mixture, build_oss
+from tests.families.parity import TOLERANCE, assert_close, run_drafts
+from tests.families.streaming_models import (
+    KEPT,
+    LENGTH,
+    NINE,
+    SCORES,
+    SINKS,
+    WINDOW,
+    masked,
+    streaming_engine,
+    streaming_recipe,
+)
 
 from cetane.checkpoint import StreamedCheckpoint
-from cetane.engine.authored import authored_engine
-from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.planner import Planner, as_recipe_asks
-from cetane.schema.recipe import Recipe, parse_recipe
-
-LENGTH = 64
-SINKS, WINDOW = 3, 20
-NINE = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
-NINE |= {"num_hidden_layers": 4}
-SCORES = [[0.1, 0.9, 0.2], [0.8, 0.0, 0.7], [0.0, 0.1, 0.2], [0.6, 0.7, 0.8]]
-"""Half of them: head 1, heads 0 and 2, none, and all."""
-KEPT = {0: (1,), 1: (0, 2), 2: (), 3: (0, 1, 2)}
-
-
-def recipe(
-    scores: list[list[float]],
-    contract: str = "readonly",
-    sinks: int = SINKS,
-    window: int = WINDOW,
-    full: float = 0.5,
-    **cache: Any,
-) -> Recipe:
-    source = {"source": "test", "model_type": "test", "method": "mass", "settings": {}}
-    streaming = {"scores": source | {"layers": scores}, "sinks": sinks, "window": window}
-    streaming["full"] = full
-    content = {
-        "name": "test",
-        "layout": {"kind": "chunks", "chunks": 2},
-        "cache": {"contract": contract, "context": LENGTH, "streaming": streaming} | cache,
-        "tokens": {"verify": 4, "prefill": 16},
-    }
-    return parse_recipe(content, "test")
-
-
-def engine_of(model: Any, wanted: Recipe) -> Engine:
-    plain: Any = InMemoryCheckpoint(model)
-    checkpoint = as_recipe_asks(plain, wanted)
-    return authored_engine(Planner(checkpoint, wanted), checkpoint)
-
-
-@torch.inference_mode()
-def masked(model: Any, kept: dict[int, tuple[int, ...]], sinks: int = SINKS) -> np.ndarray:
-    """Logits of eager attention with a mask `(1, H, T, T)` in each layer of `kept`."""
-    at = torch.arange(LENGTH)
-    past = at[:, None] >= at
-    near = past & ((at[:, None] - at < WINDOW) | (at < sinks))
-    config, hooks = model.config, []
-    group = config.num_attention_heads // config.num_key_value_heads
-    for layer, heads in kept.items():
-        seen = torch.stack([
-            past if query // group in heads else near
-            for query in range(config.num_attention_heads)
-        ])  # fmt: skip
-        mask = torch.where(seen, 0.0, -1e9)[None]
-        hooks.append(
-            model.model.layers[layer].self_attn.register_forward_pre_hook(
-                lambda _, args, kwargs, mask=mask: (args, kwargs | {"attention_mask": mask}),
-                with_kwargs=True,
-            )
-        )
-    ids = torch.tensor([tokens(config.vocab_size, LENGTH)])
-    logits = model(ids, use_cache=False, output_hidden_states=True).logits[0].numpy()
-    for hook in hooks:
-        hook.remove()
-    return logits
 
 
 @pytest.mark.parametrize("contract", ["readonly", "blend", "stateful"])
@@ -88,7 +34,7 @@ def test_split_layers(contract: str) -> None:
     model = build_model("llama", **NINE)
     expected = masked(model, KEPT)
     assert np.abs(expected - masked(model, {}))[WINDOW + SINKS :].max() > 1e-2
-    engine = engine_of(model, recipe(SCORES, contract))
+    engine = streaming_engine(model, streaming_recipe(SCORES, contract))
     assert_close(engine, expected, FEEDS)
     drafted = run_drafts(engine)
     assert np.abs(drafted - expected[: len(drafted)]).max() <= TOLERANCE
@@ -114,27 +60,27 @@ def test_split_layers(contract: str) -> None:
 def test_families(kind: str, config: dict[str, Any]) -> None:
     """Biases, norms of heads or of all, one tensor of several projections, layers without turns."""
     model = build_model(kind, **NINE, **config)
-    engine = engine_of(model, recipe(SCORES))
+    engine = streaming_engine(model, streaming_recipe(SCORES))
     assert_close(engine, masked(model, KEPT), {name: FEEDS[name] for name in ("uneven",)})
 
 
-@pytest.mark.parametrize("kind", sorted(MODELS))
+@pytest.mark.parametrize("kind", sorted(QWEN_NEXT))
 def test_gated_attention(kind: str) -> None:
     """Qwen3.5's gates lie in one tensor with the queries, head by head, and move with them."""
-    model = build(kind, **MODELS[kind], max_position_embeddings=256)
+    model = build_mixture(kind, **QWEN_NEXT[kind], max_position_embeddings=256)
     expected = masked(model, {1: (1,)})
     assert np.abs(expected - masked(model, {})).max() > 1e-2
-    engine = engine_of(model, recipe([[], [0.1, 0.9], []]))
+    engine = streaming_engine(model, streaming_recipe([[], [0.1, 0.9], []]))
     assert_close(engine, expected, {"uneven": FEEDS["uneven"]})
 
 
 def test_a_shift_cache_without_sinks() -> None:
     model = build_model("llama", **NINE)
-    engine = engine_of(model, recipe(SCORES, "shift", sinks=0))
+    engine = streaming_engine(model, streaming_recipe(SCORES, "shift", sinks=0))
     assert_close(engine, masked(model, KEPT, sinks=0), FEEDS)
     with pytest.raises(CetaneError, match="a shift cache forgets the first tokens"):
-        engine_of(model, recipe(SCORES, "shift"))
-    engine = engine_of(model, recipe(SCORES, "shift", sliding="readonly"))
+        streaming_engine(model, streaming_recipe(SCORES, "shift"))
+    engine = streaming_engine(model, streaming_recipe(SCORES, "shift", sliding="readonly"))
     assert_close(engine, masked(model, KEPT), {"uneven": FEEDS["uneven"]})
 
 
@@ -142,7 +88,7 @@ def test_a_shift_cache_without_sinks() -> None:
 def test_windows_that_hold_the_context(sinks: int, window: int) -> None:
     """Layers are cut, and nothing is lost."""
     model = build_model("llama", **NINE)
-    engine = engine_of(model, recipe(SCORES, sinks=sinks, window=window))
+    engine = streaming_engine(model, streaming_recipe(SCORES, sinks=sinks, window=window))
     assert_close(engine, masked(model, {}), {"uneven": FEEDS["uneven"]})
     assert {slots.count for slots in engine.plan.caches.values()} == {LENGTH}
 
@@ -150,7 +96,7 @@ def test_windows_that_hold_the_context(sinks: int, window: int) -> None:
 @pytest.mark.parametrize("full", [0.0, 1.0])
 def test_none_and_all(full: float) -> None:
     model = build_model("llama", **NINE)
-    engine = engine_of(model, recipe(SCORES, full=full))
+    engine = streaming_engine(model, streaming_recipe(SCORES, full=full))
     expected = masked(model, {} if full else dict.fromkeys(range(4), ()))
     assert_close(engine, expected, {"uneven": FEEDS["uneven"]})
     assert set(engine.plan.caches) == {"kv" if full else "kv_near_3"}
@@ -160,15 +106,15 @@ def test_none_and_all(full: float) -> None:
 def test_turned_channels(kind: str) -> None:
     """Values turn inside every head, so their order does not matter."""
     model = build_model(kind, **NINE)
-    wanted = recipe(SCORES)
+    wanted = streaming_recipe(SCORES)
     compression = wanted.compression.model_copy(update={"rotate": True})
-    engine = engine_of(model, wanted.model_copy(update={"compression": compression}))
+    engine = streaming_engine(model, wanted.model_copy(update={"compression": compression}))
     assert_close(engine, masked(model, KEPT), {"uneven": FEEDS["uneven"]})
 
 
 def test_capacities() -> None:
     model = build_model("llama", **NINE)
-    engine = engine_of(model, recipe(SCORES, capacities=[32]))
+    engine = streaming_engine(model, streaming_recipe(SCORES, capacities=[32]))
     assert_close(engine, masked(model, KEPT), FEEDS)
 
 
@@ -179,7 +125,7 @@ def test_by_layer_with_one_head() -> None:
         "num_key_value_heads": 1,
     }
     model = build_gemma3(**layers)
-    engine = engine_of(model, recipe([[0.1], [], [0.3]]))
+    engine = streaming_engine(model, streaming_recipe([[0.1], [], [0.3]]))
     assert set(engine.plan.caches) == {"full", "full_near_1", "sliding"}
     expected = masked(model, {0: ()})
     assert np.abs(expected - masked(model, {})).max() > 1e-3
@@ -190,7 +136,7 @@ def test_the_order_is_of_the_checkpoint() -> None:
     """Only rows and columns move, and only in layers whose first heads are not those that stay."""
     model = build_model("llama", **NINE)
     plain: Any = InMemoryCheckpoint(model)
-    checkpoint = as_recipe_asks(plain, recipe(SCORES))
+    checkpoint = as_recipe_asks(plain, streaming_recipe(SCORES))
     assert isinstance(checkpoint, StreamedCheckpoint)
     assert {name.split(".")[2] for name in checkpoint.orders} == {"0", "1"}
     keys, queries, outputs = (
@@ -208,14 +154,14 @@ def test_the_order_is_of_the_checkpoint() -> None:
 def test_refusals() -> None:
     model = build_model("llama", **NINE)
     with pytest.raises(CetaneError, match="12 heads in 4 layers of this model can stream"):
-        engine_of(model, recipe(SCORES[:3]))
+        streaming_engine(model, streaming_recipe(SCORES[:3]))
     shared = build_gemma4()  # layers 2 and 3 hand their keys on
     with pytest.raises(CetaneError, match="1 heads in 1 layers of this model can stream"):
-        engine_of(shared, recipe([[], [1.0], [], [1.0], [], []]))
+        streaming_engine(shared, streaming_recipe([[], [1.0], [], [1.0], [], []]))
     with pytest.raises(CetaneError, match="layer 1 cannot stream: they have learned sinks"):
-        engine_of(build_oss(), recipe([[], [1.0, 0.0], []]))
+        streaming_engine(build_oss(), streaming_recipe([[], [1.0, 0.0], []]))
     with pytest.raises(CetaneError, match="layer 1 cannot stream: a bound holds their scores"):
-        engine_of(build_gemma2(), recipe([[], [1.0, 0.0], []]))
+        streaming_engine(build_gemma2(), streaming_recipe([[], [1.0, 0.0], []]))
     plain: Any = InMemoryCheckpoint(model)
     with pytest.raises(CetaneError, match="heads are not in the order"):
-        Planner(plain, recipe(SCORES))
+        Planner(plain, streaming_recipe(SCORES))

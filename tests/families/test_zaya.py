@@ -24,7 +24,8 @@ from tests.families.parity import (
     tokens,
     truth,
 )
-from tests.families.zaya_models import ALL, build_zaya, margin, recipe, scores
+from tests.families.recipes import recipe
+from tests.families.zaya_models import ALL, build_zaya, margin, scores
 from transformers import DynamicCache
 
 from cetane.errors import CetaneError

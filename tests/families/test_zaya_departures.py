@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import FEEDS, assert_close, engine_of, run, truth
-from tests.families.zaya_models import ALL, build_zaya, recipe
+from tests.families.recipes import recipe
+from tests.families.zaya_models import ALL, build_zaya
 from torch import nn
 
 from cetane.checkpoint import open_checkpoint

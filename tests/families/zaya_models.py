@@ -1,13 +1,10 @@
 """Tiny random ZAYAs in which every parameter matters and every expert is chosen."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from tests.conftest import build_model
-from tests.families.parity import CONTEXT, tokens
-
-from cetane.schema.recipe import Recipe, parse_recipe
+from tests.families.parity import tokens
 
 TINY: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -92,24 +89,3 @@ def margin(model: Any) -> float:
     """How far the closest choice is from a tie: rounding may decide what is nearer than 1e-5."""
     best = scores(model).topk(2, dim=-1).values
     return float((best[..., 0] - best[..., 1]).min())
-
-
-def recipe(
-    contract: str = "readonly",
-    kind: str = "per-block",
-    order: str = "c1t",
-    slices: int = 1,
-    routed: Iterable[str] = (),
-    family: dict[str, Any] | None = None,
-    **tokens: Any,
-) -> Recipe:
-    content = {
-        "name": "test",
-        "family": family or {},
-        "tensor_layout": order,
-        "layout": {"kind": kind, "routed": list(routed)},
-        "cache": {"contract": contract, "context": CONTEXT},
-        "tokens": {"verify": 4, "prefill": 8} | tokens,
-        "head": {"slices": slices},
-    }
-    return parse_recipe(content, "test")

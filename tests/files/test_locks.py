@@ -9,7 +9,7 @@ import pytest
 
 from cetane.errors import CetaneError
 from cetane.files import claimed, replacing
-from cetane.files.locks import holder
+from cetane.files.locks import holder, is_claimed
 
 
 @pytest.mark.parametrize("target", ["/proc/x", "/dev/null/x"])
@@ -41,7 +41,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
 import os, signal, sys
 from pathlib import Path
 from cetane.files import claimed, replacing
-from cetane.files.locks import holder
+from cetane.files.locks import holder, is_claimed
 target = Path(sys.argv[1])
 with claimed(target, "exporting"), replacing(target) as folder:
     folder.mkdir()
@@ -78,3 +78,18 @@ def test_a_holder_whose_file_is_a_pipe(tmp_path: Path) -> None:
     """Reading it would wait for a writer."""
     os.mkfifo(tmp_path / "lock")
     assert holder(tmp_path / "lock") == "another process"
+
+
+def test_a_lock_that_is_a_pipe(tmp_path: Path) -> None:
+    """`cetane gc` and `cetane doctor` waited for a writer of it."""
+    os.mkfifo(tmp_path / ".x.lock")
+    assert is_claimed(tmp_path / "x")
+
+
+def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
+    """The error named the target, and too many levels of links."""
+    (tmp_path / ".x.lock").symlink_to(tmp_path / "other")
+    why = r"cannot write .*/\.x\.lock: it is a link"
+    with pytest.raises(CetaneError, match=why), claimed(tmp_path / "x", "porting"):
+        pass
+    assert not (tmp_path / "other").exists()

@@ -27,6 +27,18 @@ def test_errors_of_a_disk_are_told_in_one_way(error: Exception, message: str) ->
         raise error
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_who_cannot_write_the_cache_reads_how_to_move_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user never named that folder, so the path alone tells nothing."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    for place, told in ((tmp_path / "cache" / "fitted", True), (tmp_path / "out", False)):
+        with pytest.raises(CetaneError) as raised, disk_errors(place):
+            raise OSError(number, "refused")
+        assert raised.value.hint and ("set CETANE_CACHE" in raised.value.hint) == told
+
+
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(KeyError), disk_errors(Path("out")):
         raise KeyError("x")

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.families.test_deepseek import CONFIG as DEEPSEEK
-from tests.families.test_deepseek import ONE_GROUP
-from tests.families.test_gpt_oss import CONFIG as OSS
-from tests.families.test_lfm2 import EXPERTS as LFM2
-from tests.families.test_llama4 import CONFIG as LLAMA4
-from tests.families.test_mixtral import DEEPSEEK as MIXTURE
-from tests.families.test_nemotron_h import MODELS as NEMOTRONS
-from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
+from tests.families.latent_models import DEEPSEEK, ONE_GROUP
+from tests.families.matrix_models import NEMOTRONS, QWEN_NEXT
+from tests.families.mixture_models import DEEPSEEK_EXPERTS, LFM2_EXPERTS, LLAMA4, OSS
 from torch import Tensor
 
 from cetane.compress import parse_format, second_order
@@ -40,7 +35,7 @@ WIDE = {"moe_intermediate_size": 24}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", {"num_local_experts": 3}),
     "ernie4_5_moe": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2} | WIDE),
-    "glm4_moe": ("glm4_moe", MIXTURE | WIDE),
+    "glm4_moe": ("glm4_moe", DEEPSEEK_EXPERTS | WIDE),
     "granitemoeshared": (
         "granitemoeshared",
         {"num_local_experts": 3, "shared_intermediate_size": 24},
@@ -55,7 +50,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | WIDE),
     "deepseek_v3": ("deepseek_v3", DEEPSEEK | ONE_GROUP | WIDE),
     "nemotron_h": ("nemotron_h", NEMOTRONS["mixture"] | WIDE),
-    "lfm2_moe": ("lfm2_moe", LFM2 | WIDE | {"layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": ("lfm2_moe", LFM2_EXPERTS | WIDE | {"layer_types": ["conv", "full_attention"]}),
     "qwen3_next": ("qwen3_next", QWEN_NEXT["qwen3_next"] | WIDE),
     "qwen3_5_moe": ("qwen3_5_moe_text", QWEN_NEXT["qwen3_5_moe_text"] | WIDE),
     "zaya": ("zaya", {"num_experts": 4, "moe_intermediate_size": 24, "router_hidden_size": 16}),

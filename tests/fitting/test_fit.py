@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model, build_tokenizer
-from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
+from tests.families.matrix_models import QWEN_NEXT
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.families.test_deepseek import CONFIG as DEEPSEEK
-from tests.families.test_granite_hybrid import MODELS as HYBRIDS
-from tests.families.test_llama4 import CONFIG as LLAMA4
-from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
+from tests.families.latent_models import DEEPSEEK
+from tests.families.matrix_models import GRANITE_HYBRIDS, QWEN_NEXT
+from tests.families.mixture_models import LLAMA4
 from tests.fitting.test_rounding import inputs_of, linears
 
 from cetane.compress import parse_format, second_order
@@ -42,7 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         {"q_proj", "gate_proj", "in_proj_qkv", "in_proj_z"},
     ),
     "granite_hybrid": (
-        "granitemoehybrid", HYBRIDS["dense"], {"in_proj_z", "in_proj_xbc"}
+        "granitemoehybrid", GRANITE_HYBRIDS["dense"], {"in_proj_z", "in_proj_xbc"}
     ),
 }  # fmt: skip
 """The kinds of models, their configs, and the parts that have rows in another order."""

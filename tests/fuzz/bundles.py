@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from tests.fuzz.fuzzer import Document, Files, Fuzzer, contents, dumped
-from tests.fuzz.packages import damaged_specification
+from tests.fuzz.specifications import damaged_specification
 from tests.fuzz.values import damaged, torn
 
 from cetane.bundle import Bundle

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import build_tokenizer
-from tests.export.test_coreml_llm import FOUR, MODEL, authored, committed  # noqa: F401
-from tests.families.gemma_models import build_gemma4, recipe
+from tests.export.app_models import (
+    FOUR,
+    MODEL,
+    app_recipe,
+    authored_folder,
+    committed,  # noqa: F401
+)
+from tests.families.gemma_models import build_gemma4
 from torch import Tensor
 
 from cetane.bundle import Bundle
@@ -37,11 +43,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     torch.manual_seed(0)
     build_gemma4(**MODEL).save_pretrained(root / "checkpoint")
     build_tokenizer().save_pretrained(root / "checkpoint")
-    made = recipe(
-        contract="blend", sliding="shift", layout=FOUR, tokens={"verify": 3, "prefill": 40},
-        head={"slices": 2},
-    )  # fmt: skip
-    return build(open_checkpoint(root / "checkpoint"), made, root / "bundle", silent)
+    return build(open_checkpoint(root / "checkpoint"), app_recipe(), root / "bundle", silent)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def test_masks(
     """Wrong ones keep the contract, and only numbers show them."""
     monkeypatch.setattr(Adapter, "mask", mask)
     checkpoint = open_checkpoint(bundle.path.with_name("checkpoint"))
-    folder = replace(read_folder(exported.path), call=authored({"layout": FOUR}).call)
+    folder = replace(read_folder(exported.path), call=authored_folder({"layout": FOUR}).call)
     checks, _ = judge_folder(bundle, checkpoint, folder, silent)
     assert red(checks) == lengths
 

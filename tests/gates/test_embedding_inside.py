@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,14 @@ from cetane.engine.authored import StoredRows, embedding_rows
 from cetane.errors import CetaneError
 from cetane.gates.diff import compare_bundles
 from cetane.gates.golden import golden
+from cetane.gates.port import packaged
+from cetane.gates.weights import wrong_weights
+from cetane.mil import load
+from cetane.mil.program import NamedValue, Op, StoredConstant, TensorType
 from cetane.pipeline.build import build
 from cetane.planner import Planner
+
+from .conftest import with_ops
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +72,29 @@ def test_a_table_that_a_function_reads_must_be_there(
     del content["tables"]["tokens"]
     with pytest.raises(ValueError, match="no table tokens"):
         type(plan).model_validate(content)
+
+
+def test_a_copy_of_the_embedding(
+    bundle: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function looks rows up in a constant beside the embedding's. One row of it is wrong, of a
+    token that no probe has."""
+    port = packaged(bundle, Planner(checkpoint, bundle.plan.recipe), checkpoint)
+    assert not [*wrong_weights(port, checkpoint)]
+    rows = checkpoint.read("model.embed_tokens.weight").numpy().astype(np.float16)
+    rows[200] = 0
+    type_ = TensorType(rows.shape, "fp16")
+    copy = Op("const", "copy", {"val": (StoredConstant(type_, lambda: rows),)},
+              (NamedValue("copy", type_),))  # fmt: skip
+
+    def changed(op: Op) -> list[Op]:
+        if op.kind != "gather":
+            return [op]
+        return [copy, replace(op, inputs=op.inputs | {"x": ("copy",)})]
+
+    monkeypatch.setattr("cetane.gates.port.load", lambda path: with_ops(load(path), changed))
+    found = [*wrong_weights(port, checkpoint)]
+    assert {one.parameter for one in found} == {"model.embed_tokens.weight"}
+    assert {one.problem for one in found} == {
+        "the function decode does not read it", "the function prefill does not read it",
+    }  # fmt: skip

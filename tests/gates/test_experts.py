@@ -1,25 +1,24 @@
 """Experts that a port chooses and its model does not: near ties, the model takes them too."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model, build_tokenizer
-from tests.families.test_deepseek import MODELS as LATENT_MODELS
-from tests.families.test_deepseek import build as build_latent
-from tests.families.test_gpt_oss import build_oss
-from tests.families.test_mixtral import build as build_mixture
+from tests.families.latent_models import LATENT_MODELS
+from tests.families.mixture_models import build_mixture, build_oss
 
 from cetane.checkpoint import open_checkpoint
-from cetane.gates.experts import RouterScores
+from cetane.gates import metrics
+from cetane.gates.experts import RouterScores, TakenExperts
 from cetane.gates.golden import Proof
 from cetane.gates.ladder import ladder
 from cetane.gates.limits import limits
-from cetane.gates.port import packaged
-from cetane.gates.probes import EXPERTS_PROBE
+from cetane.gates.observe import ProbeTask, observe
+from cetane.gates.port import Packaged, packaged
+from cetane.gates.probes import EXPERTS_PROBE, Probe, ProbePart
 from cetane.gates.reference import Reference
 from cetane.pipeline.build import build as build_bundle
 from cetane.planner import Planner
@@ -64,30 +63,49 @@ def test_a_right_port_whose_experts_all_are_ties(
     assert worst(port, checkpoint, reference) > limits().structure.relative
 
 
-@pytest.mark.parametrize(("grouped", "routed"), [(False, False), (False, True), (True, False)])
-def test_a_package_shows_its_experts(
-    grouped: bool, routed: bool, tmp_path: Path, never_following: Callable[[], None]
-) -> None:
-    """From a graph of all experts, which may choose groups first, and from a router whose experts
-    are functions."""
+@pytest.fixture(scope="module", params=["plain", "routed", "grouped"])
+def alike(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packaged:
+    """A package whose experts all are ties: from a graph of all experts, which may choose groups
+    first, or from a router whose experts are functions."""
     kind, config = LATENT_MODELS["deepseek_v3"]
     model = (
-        build_latent(kind, **config)
-        if grouped
+        build_mixture(kind, **config)
+        if request.param == "grouped"
         else build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=3)
     )
-    flattened(model, ALIKE).save_pretrained(tmp_path / "model")
-    build_tokenizer().save_pretrained(tmp_path / "model")
-    checkpoint = open_checkpoint(tmp_path / "model")
-    layout = {"kind": "per-layer", "routed": ["decode"] if routed else []}
+    folder = tmp_path_factory.mktemp("alike")
+    flattened(model, ALIKE).save_pretrained(folder / "model")
+    build_tokenizer().save_pretrained(folder / "model")
+    checkpoint = open_checkpoint(folder / "model")
+    layout = {"kind": "per-layer", "routed": ["decode"] if request.param == "routed" else []}
     made = recipe("fp16", layout=layout, tokens={"verify": 0, "prefill": 0}, cache={"context": 64})
-    bundle = build_bundle(checkpoint, made, tmp_path / "bundle", lambda *_: None)
-    port, reference = packaged(bundle, Planner(checkpoint, made), checkpoint), Reference(checkpoint)
-    assert worst(port, checkpoint, reference) < limits().structure.relative
-    layers = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards[:2]}
-    assert ladder(checkpoint, port.planner, layers).passed
+    bundle = build_bundle(checkpoint, made, folder / "bundle", lambda *_: None)
+    return packaged(bundle, Planner(checkpoint, made), checkpoint)
+
+
+def test_a_package_shows_its_experts(alike: Packaged, never_following: Callable[[], None]) -> None:
+    checkpoint = alike.weights
+    reference = Reference(checkpoint)
+    assert worst(alike, checkpoint, reference) < limits().structure.relative
+    layers = {shard.name: alike.packages.shard(shard.name) for shard in alike.plan.shards[:2]}
+    assert ladder(checkpoint, alike.planner, layers).passed
     never_following()
-    assert worst(port, checkpoint, reference) > limits().structure.relative
+    assert worst(alike, checkpoint, reference) > limits().structure.relative
+
+
+def test_fp16_takes_the_experts_of_fp32(alike: Packaged) -> None:
+    """Else tokens after a tie read what another expert gave, and a right port is red."""
+    planner, taken = alike.planner, TakenExperts.of(alike.planner)
+    task = ProbeTask("decode", Probe("text", tuple(TOKENS)), (ProbePart("decode", len(TOKENS)),))
+    (exact,) = observe(alike.computing("fp32"), planner, [task], watch=[taken.note])
+    (free,) = observe(alike.computing("fp16"), planner, [task])
+    (followed,) = observe(alike.computing("fp16", taken), planner, [task])
+    assert not any(taken.calls.values())  # every router took its own
+    layers = sorted(exact.choices)
+    assert any((exact.choices[layer][1] != free.choices[layer][1]).any() for layer in layers)
+    least = limits().fp16.logit_cosine
+    assert metrics.cosine(exact.logits, free.logits).min() < least
+    assert metrics.cosine(exact.logits, followed.logits).min() > least
 
 
 def experts_by_hand(block: Any, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
@@ -210,7 +228,7 @@ def test_margins_of_a_router_that_is_corrected(name: str) -> None:
     """By hand, token by token: of groups, and of the experts in those that are open. Differences
     are over the steeper sigmoid's slope."""
     kind, config = LATENT_MODELS[name]
-    model = build_latent(kind, **config)
+    model = build_mixture(kind, **config)
     router, rows = model.model.layers[1].mlp.gate, []
     router.register_forward_hook(lambda _, __, output: rows.append(output[0].double()))
     (seen,) = Reference(InMemoryCheckpoint(model)).run([TOKENS])
@@ -246,7 +264,7 @@ def test_a_step_of_fp32_beside_a_large_correction_is_a_tie() -> None:
     """It is 4e-6 near 40. These sums lie between two steps, so logits that err by 1e-7 move some to
     the other one."""
     kind, config = LATENT_MODELS["moonlight"]
-    router = build_latent(kind, **config).model.layers[1].mlp.gate
+    router = build_mixture(kind, **config).model.layers[1].mlp.gate
     router.e_score_correction_bias.fill_(40)
     logits = 2**-17 + 1e-7 * torch.randn(200, router.num_experts)
     nudged = logits + 1e-7 * torch.randn_like(logits)

@@ -13,16 +13,18 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.gates.explain import Cause, Explanation, explain, explain_ladder
-from cetane.gates.explain.golden import lost_products
+from cetane.gates.explain.golden import beyond_fp16, lost_products
 from cetane.gates.explain.mends import better_format
 from cetane.gates.golden import Proof, golden
-from cetane.gates.golden_result import GoldenResult
+from cetane.gates.golden_result import GoldenResult, Range
+from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.recipe import Mode, parse_recipe
 
 from .broken import BROKEN, Broken, converting_with, write_one_slot_off
+from .mutations.families import build as model_of
 from .mutations.families import recipe, tokenizer_of
 from .mutations.ports import AuthoredPort, TinyCheckpoint
 from .test_ladder import climb
@@ -57,6 +59,27 @@ def test_the_mode_that_failed() -> None:
     assert "KL 0.04" in explanation.sentence
     (page,) = re.findall(r"\S+\.md", explanation.sentence)
     assert Path(page).is_file()  # also from a wheel, and in any folder
+
+
+@pytest.mark.parametrize(
+    ("family", "says"),
+    [("qwen3_5", "the model itself magnifies"), ("llama", "an op inside loses too many digits")],
+)
+def test_digits_that_are_lost(family: str, says: str) -> None:
+    """A token of these has a query nearly at a right angle to its keys: the delta rule's answer
+    is what little is left, and a norm makes it large."""
+    checkpoint = TinyCheckpoint(model_of(family), tokenizer_of())
+    rows = (rounding("decode", 0.9990, 0.9991, 7e-4),)
+    verdict = GoldenResult(
+        passed=False, fingerprint="", checks=tuple(judge_rounding("fp16", rows)), shards=(),
+        logits=(), ranges=(Range(block="layer-02", largest=3),), warnings=(), greedy=(),
+        probes={"start, decode": (82, 69, 221, 70, 79, 76, 68, 275)}, greedy_tokens=0,
+        rounding=rows,
+    )  # fmt: skip
+    planner = Planner(checkpoint, recipe("fp16"))
+    why = beyond_fp16(verdict, planner, lambda: Reference(checkpoint))
+    assert why.cause == "fp16 range" and not why.changes
+    assert says in why.sentence
 
 
 @pytest.mark.parametrize(("form", "passed"), [("int8", False), ("fp16", True)])

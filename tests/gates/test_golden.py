@@ -469,15 +469,15 @@ def test_a_prompt_that_leaves_fp16_with_its_bos(
 
 
 @pytest.mark.parametrize(
-    ("size", "gain", "back", "says", "mends"),
+    ("size", "gain", "back", "kind", "says", "mends"),
     [
-        (40_000, 10, 5, "The residual stream reaches", {"family.residual_scale": 0.25}),
-        (100, 100, 5e-4, "an op inside leaves fp16's range", {}),
+        (40_000, 10, 5, "add", "The residual stream reaches", {"family.residual_scale": 0.25}),
+        (100, 100, 5e-4, "mul", "an op inside leaves fp16's range", {}),
     ],
     ids=["stream", "inside"],
 )
 def test_a_later_token_that_leaves_fp16(
-    size: float, gain: float, back: float, says: str, mends: dict[str, float],
+    size: float, gain: float, back: float, kind: str, says: str, mends: dict[str, float],
     tiny_checkpoint_folder: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     """It is the largest of the gate's text, so each mode reads it."""
@@ -514,6 +514,7 @@ def test_a_later_token_that_leaves_fp16(
     assert {f"fp16: infinity or NaN ({told})" for told in read} <= red
     assert ("fp16: residual stream" in red) is bool(mends)
     assert failed(found) == {"fp16"}
+    assert found.lost is not None and found.lost.kind == kind
     why = explain(bundle, large, found)
     assert why is not None and says in why.sentence
     assert why.changes == mends

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.families.test_gpt_oss import build_oss
+from tests.families.mixture_models import build_oss
 
 from cetane.engine.authored import authored_engine
 from cetane.gates.explain import explain

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import build_model
-from tests.families.test_gpt_oss import build_oss
+from tests.families.mixture_models import build_oss
 
 from cetane.engine.backend import Arrays
 from cetane.gates.golden import Proof
@@ -94,9 +94,18 @@ SAMPLE = [
     ("gpt_neox", "keys read the values' weights", "structure"),
     ("gpt2", "keys read the values' weights", "structure"),
     ("gpt2", "learned positions left out", "structure"),
+    ("gpt2", "a weight matrix transposed", "structure"),
+    ("gpt2", "stored positions one row off", "weights"),
+    ("opt", "learned positions one row off", "structure"),
+    ("opt", "another activation", "structure"),
+    ("bitnet", "norm of what attention heads give left out", "structure"),
+    ("bitnet", "norm inside an MLP left out", "structure"),
+    ("afmoe", "gates of attention of the next channel", "structure"),
     ("flex_olmo", "the sum of experts not normed", "structure"),
     ("afmoe", "experts chosen without their correction", "structure"),
     ("olmo_hybrid", "rates of correction half as large", "structure"),
+    ("olmo_hybrid", "keys and queries of the delta rule of the next head", "structure"),
+    ("olmo_hybrid", "decays of the delta rule of the next head", "structure"),
     ("olmo_hybrid", "a rewind leaves matrices", "structure"),
     ("phi", "MLP behind attention, not beside it", "structure"),
     ("nemotron_h", "keys and queries of Mamba-2 of the next group", "structure"),

@@ -11,6 +11,7 @@ import transformers
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
+from cetane.gates.limits import limits
 from cetane.gates.quality import Agreement, TextQuality, perplexity, read_tokens
 
 TOKENS = [int(t) for t in np.random.default_rng(9).integers(1, 288, 64 + 33)]
@@ -92,6 +93,18 @@ def test_a_text_that_cannot_be_measured(
         read_tokens(good.tokenizer, file, limit)
 
 
+def test_a_model_that_is_less_sure_is_another_one(good: Bundle) -> None:
+    """It finds a random text likelier."""
+    drawn = np.random.default_rng(0)
+    theirs = 3 * drawn.standard_normal((40, 288), dtype=np.float32)
+    for ours, passed in ((theirs, True), (0.1 * theirs, False)):
+        agreement = Agreement(good.plan.recipe, np.arange(288), 288)
+        agreement.add(ours, theirs, drawn.integers(0, 288, 40))
+        found = agreement.quality("x", limits().quality["good"])
+        assert found.ratio <= 1
+        assert found.passed is passed
+
+
 @pytest.mark.parametrize("of", ["both", "the port"])
 def test_what_is_not_a_number_never_passes(of: str, good: Bundle) -> None:
     """Even where both sides are not: then their ratio is 1."""
@@ -100,6 +113,6 @@ def test_what_is_not_a_number_never_passes(of: str, good: Bundle) -> None:
     agreement = Agreement(good.plan.recipe, np.arange(288), 288)
     with np.errstate(invalid="ignore"):
         agreement.add(broken, broken if of == "both" else logits, np.array([1, 2, 3]))
-    found = agreement.quality("x", 1.1)
+    found = agreement.quality("x", limits().quality["good"])
     assert not found.passed
     assert np.isfinite(found.kl)

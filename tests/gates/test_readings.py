@@ -13,15 +13,9 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
-from tests.families.test_falcon_h1 import build_falcon
-from tests.families.test_gpt_oss import build_oss
-from tests.families.test_granite_hybrid import build_hybrid
-from tests.families.test_layer_normed import build as build_layer_normed
-from tests.families.test_lfm2 import build_lfm2_moe
-from tests.families.test_llama4 import build_llama4
-from tests.families.test_mixtral import build
-from tests.families.test_olmo_hybrid import build_olmo_hybrid
-from tests.families.test_qwen3_next import LAYERS
+from tests.families.layer_normed_models import build_layer_normed
+from tests.families.matrix_models import DELTA_LAYERS, build_falcon, build_hybrid, build_olmo_hybrid
+from tests.families.mixture_models import build_lfm2_moe, build_llama4, build_mixture, build_oss
 from tests.families.zaya_models import build_zaya
 
 from cetane.bundle import Bundle
@@ -54,7 +48,7 @@ MODELS = {
     "gemma3": build_gemma3,
     "gemma4": build_gemma4,
     "gpt_oss": build_oss,
-    "olmoe": lambda: build("olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=8.0),
+    "olmoe": lambda: build_mixture("olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=8.0),
     "cohere": lambda: build_layer_normed("cohere"),
     "olmo": lambda: build_layer_normed("olmo", clip_qkv=0.5),
     "starcoder2": lambda: build_layer_normed("starcoder2"),
@@ -68,7 +62,7 @@ MODELS = {
     "falcon_h1": lambda: build_falcon(
         hidden_act="gelu", mamba_rms_norm=True, time_step_limit=(0.0, 50.0)
     ),
-    "qwen3_5": lambda: build("qwen3_5_text", **LAYERS, hidden_act="gelu"),
+    "qwen3_5": lambda: build_mixture("qwen3_5_text", **DELTA_LAYERS, hidden_act="gelu"),
     "olmo_hybrid": lambda: build_olmo_hybrid(hidden_act="gelu"),
 }
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma3n
-from tests.families.test_lfm2 import build_lfm2_moe
+from tests.families.mixture_models import build_lfm2_moe
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Checkpoint

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.conftest import build_model
 from tests.families.parity import tokens
-from tests.families.test_streaming import KEPT, LENGTH, NINE, SINKS, WINDOW, masked
+from tests.families.streaming_models import KEPT, LENGTH, NINE, SINKS, WINDOW, masked
 from transformers import DynamicCache
 
 from cetane.checkpoint import SeenByHeads

@@ -9,7 +9,7 @@ import torch
 import transformers
 from tests.conftest import tiny_recipe
 from tests.converting import converted_once
-from tests.engine.test_subset import subset_recipe
+from tests.families.recipes import subset_recipe
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from tests.conftest import build_model, build_tokenizer, tiny_recipe
-from tests.families.test_qwen3_next import LAYERS
+from tests.families.matrix_models import DELTA_LAYERS
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
@@ -93,7 +93,7 @@ def test_only_a_pair_of_one_scale_rounds(back: float, undone: dict[str, Any]) ->
 def test_a_twin_of_a_scaled_delta_rule(tmp_path: Path) -> None:
     """Its epsilons for keys of 128 channels and for a stream of a quarter are one number in fp16.
     Small rows of the embedding make both matter."""
-    model = build_model("qwen3_5_text", **(LAYERS | {"linear_key_head_dim": 128}))
+    model = build_model("qwen3_5_text", **(DELTA_LAYERS | {"linear_key_head_dim": 128}))
     with torch.no_grad():
         model.model.embed_tokens.weight *= 1e-2
     model.save_pretrained(tmp_path / "model")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from tests.conftest import InMemoryCheckpoint
-from tests.families.test_mixtral import MODELS, build
-from tests.families.test_qwen3_next import MODELS as DELTAS
-from tests.families.zaya_models import recipe
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import MIXTURES, build_mixture
+from tests.families.recipes import recipe
 
 from cetane.families import Held, RoutedBlock, Weight
 from cetane.gates.weights import unused_parameters
@@ -16,9 +16,9 @@ from cetane.planner import Planner
 @pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_next", "qwen3_5_moe_text"])
 def test_a_gate_of_no_shared_experts_is_not_missed(kind: str) -> None:
     """A gate that no program uses is missed where the shared experts have channels."""
-    own = build(
+    own = build_mixture(
         kind,
-        **(DELTAS | {"qwen2_moe": MODELS["qwen2_moe"][1]})[kind]
+        **(QWEN_NEXT | {"qwen2_moe": MIXTURES["qwen2_moe"][1]})[kind]
         | {"shared_expert_intermediate_size": 0},
     )
     planner = Planner(InMemoryCheckpoint(own), recipe())  # type: ignore[arg-type]
@@ -33,7 +33,7 @@ def test_a_gate_of_no_shared_experts_is_not_missed(kind: str) -> None:
 
 def test_an_expert_that_reads_anothers_weights() -> None:
     """No token need take it. Gates and ups lie in one tensor, so each is only a part of it."""
-    own = build("mixtral", num_local_experts=4)
+    own = build_mixture("mixtral", num_local_experts=4)
     planner = Planner(InMemoryCheckpoint(own), recipe())  # type: ignore[arg-type]
     shapes = {name: tuple(tensor.shape) for name, tensor in own.named_parameters()}
     assert [*unused_parameters(planner, shapes)] == []

@@ -55,6 +55,8 @@ def test_a_guess_keeps_the_generation() -> None:
     [
         ("iPhone 15 Pro", "a17-pro"),
         ("iphone 15", "a16"),
+        ("iphone17", "a19"),
+        ("iPhone16Pro", "a18-pro"),
         ("iPad mini (A17 Pro)", "a17-pro"),
         ("iPad Air (5th generation)", "m1"),
         ("iPad Pro 12.9-inch (6th generation)", "m2"),

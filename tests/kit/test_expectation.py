@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tests.families import test_mixtral
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import engine_of
-from tests.families.zaya_models import recipe as routed_recipe
+from tests.families.recipes import recipe as routed_recipe
 
 from cetane.kit.expectation import (
     Expectation,
@@ -39,7 +39,7 @@ def test_a_function_of_which_nothing_is_compared_is_named(adapted: Any) -> None:
 
 def test_experts_that_no_token_chose_are_excused() -> None:
     wanted = routed_recipe("readonly", "chunks", routed=("decode",))
-    plan = engine_of(test_mixtral.build("mixtral"), wanted).plan
+    plan = engine_of(build_mixture("mixtral"), wanted).plan
     every = all_of(plan)
     chosen = {f"{r.shard}/{name}" for r in routes(plan) for names in r.experts for name in names}
     assert chosen and not uncompared(plan, without(every, [*chosen]))
@@ -49,7 +49,7 @@ def test_experts_that_no_token_chose_are_excused() -> None:
 
 def test_experts_that_no_token_chose_make_no_expectation_incomplete() -> None:
     wanted = routed_recipe("readonly", "chunks", routed=("decode",))
-    plan = engine_of(test_mixtral.build("mixtral"), wanted).plan
+    plan = engine_of(build_mixture("mixtral"), wanted).plan
     every = Expectation(
         positions={},
         functions={

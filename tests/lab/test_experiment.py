@@ -94,6 +94,8 @@ def write(folder: Path, name: str, text: str) -> Path:
 def test_files(tmp_path: Path) -> None:
     good = template("good", "good.toml")
     assert load_experiment(write(tmp_path, "good", good)).id == "good"
+    shorter = load_experiment(write(tmp_path, "good", good.replace("# context", "context")))
+    assert shorter.workload is not None and shorter.workload.context == 256
     cases = {
         "not TOML": "title = ",
         "differs from the file's name": f'id = "bad"\n{good}',

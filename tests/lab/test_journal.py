@@ -1,6 +1,7 @@
 """The journal: nothing that was appended is lost, whatever happens to the last line."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,28 @@ def test_an_outcome_of_another_experiment(tmp_path: Path) -> None:
     journal.append(intent())
     journal.append(outcome(experiment="another"))
     assert journal.runs()["wfa"][0].outcome is None
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "journal.jsonl.broken"])
+def test_a_link_in_a_strangers_folder(tmp_path: Path, name: str) -> None:
+    """`cetane lab list` set a cut line aside in the file that a link named, such as `.bashrc`; and
+    cut it off from the file that the journal's link named."""
+    theirs = tmp_path / "theirs"
+    theirs.write_text("cut off")
+    (tmp_path / "journal.jsonl").write_text("cut off")
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(theirs)
+    with pytest.raises(CetaneError, match=rf"cannot write .*/{name}: it is a link"):
+        Journal(tmp_path / "journal.jsonl").repair()
+    assert theirs.read_text() == "cut off"
+
+
+def test_a_pipe_in_a_strangers_folder(tmp_path: Path) -> None:
+    """`cetane lab list` waited for a reader of it."""
+    (tmp_path / "journal.jsonl").write_text("cut off")
+    os.mkfifo(tmp_path / "journal.jsonl.broken")
+    with pytest.raises(CetaneError, match=r"cannot write .*broken: it is no regular file"):
+        Journal(tmp_path / "journal.jsonl").repair()
 
 
 def test_a_missing_journal_is_empty(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint
-from tests.families.gemma_models import FULL, SLIDING, build_gemma4, recipe
+from tests.families.gemma_models import FULL, SLIDING, build_gemma4, masked_truth, recipe
 from tests.families.parity import tokens
-from tests.families.test_gemma_variants import masked_truth
-from tests.lower.test_parity import HalfWeights, cosines, half_logits_of
+from tests.lower.half_weights import HalfWeights, cosines, half_logits_of
 
 from cetane.engine.authored import host_tables
 from cetane.engine.engine import Engine

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.lower.half_weights import HalfWeights, cosines, half_logits_of
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -26,28 +27,6 @@ from cetane.schema.recipe import Recipe
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(1, 288, 43)]
 """Past the prefill width five times over, and not a multiple of any width."""
-
-
-class HalfWeights:
-    """A checkpoint whose tensors are rounded to fp16."""
-
-    def __init__(self, checkpoint: Any) -> None:
-        self.checkpoint = checkpoint
-        self.source, self.config, self.shape = (
-            checkpoint.source, checkpoint.config, checkpoint.shape,
-        )  # fmt: skip
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.checkpoint
-
-    def names(self) -> list[str]:
-        return self.checkpoint.names()
-
-    def read(self, name: str) -> torch.Tensor:
-        return self.checkpoint.read(name).half()
-
-    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        return self.checkpoint.read_rows(name, start, stop).half()
 
 
 class ExactBackend(PortableBackend):
@@ -72,17 +51,6 @@ class PackageBackend:
 def half_logits(model: transformers.PreTrainedModel) -> np.ndarray:
     """transformers' logits with weights rounded to fp16, in fp32."""
     return half_logits_of(model, TOKENS)
-
-
-def half_logits_of(model: transformers.PreTrainedModel, tokens: list[int]) -> np.ndarray:
-    with torch.no_grad():
-        for tensor in model.state_dict().values():
-            tensor.copy_(tensor.half())
-        return model(torch.tensor([tokens])).logits[0].numpy()
-
-
-def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gates.residency.shards import ZAYA, Shapes
+from tests.gates.residency.shards import ZAYA, ZeroCheckpoint
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
@@ -140,7 +140,9 @@ def test_zaya_at_its_real_size() -> None:
 
     def hits(**options: Any) -> list[str]:
         wanted = parse_recipe({"name": "r", "layout": {"kind": "per-block"}} | options, "r")
-        (block,) = (b for b in Planner(Shapes(ZAYA), wanted).model.layers if b.name == "moe-00")
+        (block,) = (
+            b for b in Planner(ZeroCheckpoint(ZAYA), wanted).model.layers if b.name == "moe-00"
+        )
         return [
             path for path, weight in block.weights()
             if weight.kind and on_notch(*weight.shape[:2], 16)

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import build_model
-from tests.families import (
-    gemma_models,
-    test_int8_caches,
-    test_mixtral,
-    test_qwen3_next,
-    test_streaming,
-)
+from tests.families import gemma_models
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import engine_of, with_tables_on_disk
-from tests.families.zaya_models import recipe
+from tests.families.recipes import int8_recipe, recipe
+from tests.families.streaming_models import NINE, SCORES, streaming_engine, streaming_recipe
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
@@ -122,7 +119,7 @@ def test_a_kit_ships_the_scales(rows: str, tiny_bundle: Callable[..., Bundle]) -
 
 def test_matrices_and_several_experts(tmp_path: Path) -> None:
     """Qwen3-Next, with two experts in each function. Its host keeps fp16, so logits are near."""
-    model = test_mixtral.build("qwen3_next", **test_qwen3_next.MODELS["qwen3_next"])
+    model = build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"])
     routed = recipe(
         "readonly", "chunks", routed=("decode",), family={"together": 2, "residual_scale": 2**-5}
     )
@@ -132,8 +129,8 @@ def test_matrices_and_several_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("contract", [*CONTRACTS, "stateful-blend"])
 def test_heads_that_stream(contract: str, tmp_path: Path) -> None:
     """Two caches for a layer, and a sequence beyond the window of one."""
-    wanted = test_streaming.recipe(test_streaming.SCORES, contract, 0 if contract == "shift" else 3)
-    engine = test_streaming.engine_of(build_model("llama", **test_streaming.NINE), wanted)
+    wanted = streaming_recipe(SCORES, contract, 0 if contract == "shift" else 3)
+    engine = streaming_engine(build_model("llama", **NINE), wanted)
     calls = [("prefill", TOKENS), ("prefill", [*TOKENS, 9, 9, 9]), ("verify", TOKENS[:4])]
     agree(engine, tmp_path, [call for call in calls if contract != "shift" or len(call[1]) != 13])
 
@@ -147,7 +144,7 @@ def test_a_head_that_chooses(choose: bool | str, tmp_path: Path) -> None:
 
 def test_caches_of_bytes(tmp_path: Path) -> None:
     """The host keeps int8, gives int8, and rounds nothing itself."""
-    engine = engine_of(build_model("llama"), test_int8_caches.recipe(context=64))
+    engine = engine_of(build_model("llama"), int8_recipe(context=64))
     agree(engine, tmp_path, [("prefill", TOKENS[:5]), ("verify", TOKENS[:4])])
     described = json.loads((tmp_path / "host.json").read_text())
     host = Host(tmp_path, lambda *_: None)  # type: ignore[arg-type, return-value]

@@ -1,5 +1,6 @@
 """Tiny programs that ask for much: refused before anything is allocated."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -285,3 +286,18 @@ def test_values_inside_a_loop_are_counted() -> None:
     )  # fmt: skip
     with pytest.raises(CetaneError, match="its ops hold more than"):
         check_function(function)
+
+
+def test_many_bodies_beside_many_values() -> None:
+    """Each body had a copy of the names that it may read: some 5 minutes for 125,000 conditions."""
+    inputs = {f"x{number}": TensorType((1,), "fp32") for number in range(30_000)}
+    branches = (Body((), (), ("x0",)), Body((), (), ("x1",)))
+    ops = [
+        Op("cond", f"y{number}", {"pred": ("p",)}, (typed(f"y{number}", (1,)),), branches)
+        for number in range(3000)
+    ]
+    given = inputs | {"p": TensorType((), "bool")}
+    y = TensorType((1,), "fp32")
+    started = time.process_time()
+    check_function(MilFunction("main", given, {"y0": y}, {}, Body((), tuple(ops), ("y0",))))
+    assert time.process_time() - started < 2

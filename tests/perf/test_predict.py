@@ -1,13 +1,10 @@
 """Predictions of plans: the work by hand for the tiny llama, and for ZAYA1-8B."""
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import torch
-import transformers
-from tests.conftest import InMemoryCheckpoint, build_model
+from tests.conftest import UnreadCheckpoint, build_model, without_weights
 from tests.families.gemma_models import build_gemma3, build_gemma4
 
 from cetane.hardware.chips import find_chip
@@ -25,28 +22,14 @@ GAINS = 2 * 64  # two norms a layer, in fp16
 FEW = {"verify": 4, "prefill": 16}
 
 
-class Shapes(InMemoryCheckpoint):
-    def read(self, name: str) -> torch.Tensor:
-        raise AssertionError(f"read {name}")
-
-
-class Deep(Shapes):
-    """A large model as transformers knows it, without a single weight."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        with torch.device("meta"):
-            config = transformers.AutoConfig.for_model(**config)
-            super().__init__(transformers.AutoModelForCausalLM.from_config(config))
+@pytest.fixture(scope="module")
+def tiny() -> UnreadCheckpoint:
+    return UnreadCheckpoint(build_model("llama"))
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Shapes:
-    return Shapes(build_model("llama"))
-
-
-@pytest.fixture(scope="module")
-def zaya8b() -> Deep:
-    return Deep(SHAPES["zaya1-8b"])
+def zaya8b() -> UnreadCheckpoint:
+    return without_weights(SHAPES["zaya1-8b"])
 
 
 @pytest.fixture
@@ -58,7 +41,7 @@ def recipe(**content: Any) -> Recipe:
     return parse_recipe({"name": "test", "cache": {"context": 128}} | content, "test")
 
 
-def test_the_work_of_a_chunk(tiny: Shapes, predictor: Predictor) -> None:
+def test_the_work_of_a_chunk(tiny: UnreadCheckpoint, predictor: Predictor) -> None:
     planner = Planner(
         tiny, recipe(layout={"chunks": 1}, compression={"default": "int8-per-channel"})
     )
@@ -74,7 +57,9 @@ def test_the_work_of_a_chunk(tiny: Shapes, predictor: Predictor) -> None:
 
 
 @pytest.mark.parametrize(("chip", "unpacked"), [("m1-max", True), ("m2", False)])
-def test_bytes_that_a_chip_unpacks_stream_as_fp16(tiny: Shapes, chip: str, unpacked: bool) -> None:
+def test_bytes_that_a_chip_unpacks_stream_as_fp16(
+    tiny: UnreadCheckpoint, chip: str, unpacked: bool
+) -> None:
     """int8 becomes fp16 on M1 (arXiv 2606.22283); 4-bit palettes stream as they are on all."""
     predictor = Predictor(find_chip(chip))
     fp16, int8, palette = (
@@ -88,7 +73,8 @@ def test_bytes_that_a_chip_unpacks_stream_as_fp16(tiny: Shapes, chip: str, unpac
 def test_weights_that_the_smallest_palette_cannot_divide(predictor: Predictor) -> None:
     """Outputs of 48 rows are no whole groups of 32: a port stores these weights as int8."""
     planner = Planner(
-        Shapes(build_model("llama", hidden_size=48)), recipe(compression={"default": "auto"})
+        UnreadCheckpoint(build_model("llama", hidden_size=48)),
+        recipe(compression={"default": "auto"}),
     )
     counts = predictor.counts(planner, planner.model.layers)
     assert {form.name: count for form, count in counts.items()} == {
@@ -98,7 +84,9 @@ def test_weights_that_the_smallest_palette_cannot_divide(predictor: Predictor) -
     }
 
 
-def test_a_lookup_inside_reads_a_row_for_each_token(tiny: Shapes, predictor: Predictor) -> None:
+def test_a_lookup_inside_reads_a_row_for_each_token(
+    tiny: UnreadCheckpoint, predictor: Predictor
+) -> None:
     """A table of 288 rows of 64 bytes, of which no weight is multiplied."""
     content = {"layout": {"chunks": 1}, "compression": {"default": "int8-per-channel"}}
     outside, inside = (
@@ -115,7 +103,7 @@ def test_a_lookup_inside_reads_a_row_for_each_token(tiny: Shapes, predictor: Pre
 
 @pytest.mark.parametrize("slices", [1, 3])
 def test_a_head_that_chooses_gives_rows_and_no_logits(
-    tiny: Shapes, predictor: Predictor, slices: int
+    tiny: UnreadCheckpoint, predictor: Predictor, slices: int
 ) -> None:
     planner = Planner(tiny, recipe(layout={"chunks": 1}, head={"choose": True, "slices": slices}))
     _, _, *heads = predictor.works(planner, "verify", 128)
@@ -123,7 +111,7 @@ def test_a_head_that_chooses_gives_rows_and_no_logits(
     assert [head.border for head in heads] == [2 * tokens * (64 + 2 + 1)] * slices
 
 
-def test_palettes_of_single_rows_take_longer(tiny: Shapes, predictor: Predictor) -> None:
+def test_palettes_of_single_rows_take_longer(tiny: UnreadCheckpoint, predictor: Predictor) -> None:
     """Four times as long as those that 8 rows share (coremltools, guide on OPT-1.3B)."""
     rows, groups = (
         Planner(tiny, recipe(compression={"default": f"palette4-kmeans-group{size}"}))
@@ -139,7 +127,7 @@ def test_palettes_of_single_rows_take_longer(tiny: Shapes, predictor: Predictor)
     [("readonly", 1, 2), ("blend", 2, 6), ("shift", 2, 2), ("stateful", 0, 2)],
 )
 def test_contracts(
-    tiny: Shapes, predictor: Predictor, contract: str, crosses: int, copied: int
+    tiny: UnreadCheckpoint, predictor: Predictor, contract: str, crosses: int, copied: int
 ) -> None:
     content = {"cache": {"contract": contract, "context": 128}, "layout": {"chunks": 1}}
     planner = Planner(tiny, recipe(**content))
@@ -150,7 +138,7 @@ def test_contracts(
     assert set(CONTRACTS) == {"readonly", "blend", "shift", "stateful"}
 
 
-def test_caches_of_bytes(tiny: Shapes, predictor: Predictor) -> None:
+def test_caches_of_bytes(tiny: UnreadCheckpoint, predictor: Predictor) -> None:
     """Bytes and scales cross the border once. In the program a cast reads them and writes fp16,
     and then all is as before."""
     cache: dict[str, Any] = {"context": 128}
@@ -170,7 +158,7 @@ def test_caches_of_bytes(tiny: Shapes, predictor: Predictor) -> None:
 
 
 def test_more_context_more_shards_and_more_tokens_cost_more(
-    tiny: Shapes, predictor: Predictor
+    tiny: UnreadCheckpoint, predictor: Predictor
 ) -> None:
     one, two = (Planner(tiny, recipe(layout={"chunks": n})) for n in (1, 2))
     first = predictor.predict(one, "decode")
@@ -193,7 +181,7 @@ def test_layers_that_read_the_caches_of_others(predictor: Predictor, context: in
         "cache": {"contract": "blend", "sliding": "shift", "context": context},
         "head": {"slices": 1},
     }
-    planner = Planner(Deep(SHAPES["gemma4-e2b"]), recipe(**content))
+    planner = Planner(without_weights(SHAPES["gemma4-e2b"]), recipe(**content))
     _, *ours = predictor.works(planner, "decode", context)
     port = load_decoders()["gemma4-e2b"]
     plain = port.model_copy(update={"repeats_keys": False, "cache_dim": 0})
@@ -207,7 +195,7 @@ def test_layers_that_read_the_caches_of_others(predictor: Predictor, context: in
         assert one.border == other.border + 2 * handed
 
 
-def test_calls_for_a_prompt_have_no_head(tiny: Shapes, predictor: Predictor) -> None:
+def test_calls_for_a_prompt_have_no_head(tiny: UnreadCheckpoint, predictor: Predictor) -> None:
     apart, whole = (
         Planner(tiny, recipe(layout=how)) for how in ({"chunks": 2}, {"kind": "single"})
     )
@@ -228,7 +216,7 @@ def test_calls_for_a_prompt_skip_layers_that_only_read_caches(predictor: Predict
         "compression": {"default": "palette4-kmeans-group32"},
         "cache": {"contract": "stateful", "context": 2048},
     }
-    planner = Planner(Deep(SHAPES["gemma4-e2b"]), recipe(**content))
+    planner = Planner(without_weights(SHAPES["gemma4-e2b"]), recipe(**content))
     _, first, second = predictor.works(planner, "prefill", 2048, silent=True)
     bits = {"attention": 4.0, "mlp": 4.0, "head": 4.0}
     port = load_decoders()["gemma4-e2b"]
@@ -242,7 +230,7 @@ def test_calls_for_a_prompt_skip_layers_that_only_read_caches(predictor: Predict
 
 def test_one_program_hands_no_keys_on(predictor: Predictor) -> None:
     """Layers 4 and 5 read two tensors of keys and two of values, which no call takes or gives."""
-    gemma = Shapes(build_gemma4())
+    gemma = UnreadCheckpoint(build_gemma4())
     content = {"tokens": FEW, "cache": {"contract": "stateful", "context": 128}}
     one, cut = (
         Planner(gemma, recipe(layout={"kind": "chunks", "chunks": chunks}, **content))
@@ -262,7 +250,7 @@ def test_one_program_hands_no_keys_on(predictor: Predictor) -> None:
 @pytest.mark.parametrize("mode", ["decode", "prefill"])
 def test_windows_at_other_contexts(predictor: Predictor, contract: str, mode: Mode) -> None:
     """A context has one prediction, whether the recipe's or another's."""
-    gemma = Shapes(build_gemma3())  # windows of 32 tokens
+    gemma = UnreadCheckpoint(build_gemma3())  # windows of 32 tokens
     short, long = (
         Planner(gemma, recipe(tokens=FEW, cache={"contract": contract, "context": context}))
         for context in (32, 128)
@@ -278,12 +266,12 @@ def test_heads_that_stream_at_other_contexts(predictor: Predictor) -> None:
         recipe(tokens=FEW, cache={"context": context, "streaming": streaming | {"full": 0.5}})
         for context in (32, 128)
     )
-    model: Any = Shapes(build_model("llama"))
+    model: Any = UnreadCheckpoint(build_model("llama"))
     one, other = (Planner(as_recipe_asks(model, made), made) for made in (short, long))
     assert predictor.predict(one, "decode", 128) == predictor.predict(other, "decode")
 
 
-def test_no_interval_for_a_chip_that_was_never_fitted(tiny: Shapes) -> None:
+def test_no_interval_for_a_chip_that_was_never_fitted(tiny: UnreadCheckpoint) -> None:
     found = Predictor(find_chip("m1")).predict(Planner(tiny, recipe()), "decode")
     assert found.ms > 0 and found.low is None and found.high is None
 
@@ -294,7 +282,9 @@ def test_distinct_experts() -> None:
     assert distinct(16, 10_000) == pytest.approx(16)
 
 
-def test_routing_reads_one_expert_of_sixteen(zaya8b: Deep, predictor: Predictor) -> None:
+def test_routing_reads_one_expert_of_sixteen(
+    zaya8b: UnreadCheckpoint, predictor: Predictor
+) -> None:
     dense, routed = (Planner(zaya8b, load_recipe(name)) for name in ("zaya-int4", "zaya-routed"))
     weights = [
         sum(w.weights.get(4.0, 0) for w in predictor.works(p, "decode", 2048))
@@ -308,7 +298,7 @@ def test_routing_reads_one_expert_of_sixteen(zaya8b: Deep, predictor: Predictor)
 
 
 def test_the_published_port_is_predicted_within_the_interval(
-    zaya8b: Deep, predictor: Predictor
+    zaya8b: UnreadCheckpoint, predictor: Predictor
 ) -> None:
     """ane-book row P058, experiment 30, an MLState a layer: 107.6 ms, its host's sorting aside."""
     content = load_recipe("zaya-exp30").model_dump()
@@ -318,7 +308,7 @@ def test_the_published_port_is_predicted_within_the_interval(
     assert found.low < 107.6 < found.high
 
 
-def test_a_sweep_of_zaya_is_fast_and_honest(zaya8b: Deep) -> None:
+def test_a_sweep_of_zaya_is_fast_and_honest(zaya8b: UnreadCheckpoint) -> None:
     started = time.process_time()
     sweep = Combinations(zaya8b, load_recipe("zaya-int4"), find_chip("m4-max"))
     found = []
@@ -340,7 +330,7 @@ def test_a_sweep_of_zaya_is_fast_and_honest(zaya8b: Deep) -> None:
             assert max(s.weight_bytes for s in planner.plan().shards) <= 2_015_800_000 * 1.01
 
 
-def test_a_sweep_of_a_dense_model(tiny: Shapes) -> None:
+def test_a_sweep_of_a_dense_model(tiny: UnreadCheckpoint) -> None:
     sweep = Combinations(tiny, recipe(), find_chip("m4-max"))
     found = list(sweep)
     assert len(found) == len(sweep) == 2 * 4 * 4 * 3

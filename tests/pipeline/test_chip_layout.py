@@ -4,8 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from tests.conftest import build_model
-from tests.perf.test_predict import Shapes
+from tests.conftest import UnreadCheckpoint, build_model
 
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import audit
@@ -147,7 +146,9 @@ def test_the_memory_of_a_phone(chip: str, most: int | None, e2b: Planner) -> Non
 
 def test_small_models_take_one_package() -> None:
     recipe = override(load_recipe("default"), {"cache.context": 256})
-    fitted = recipe_for_chip(Planner(Shapes(build_model("llama")), recipe), Target("a19-pro"))
+    fitted = recipe_for_chip(
+        Planner(UnreadCheckpoint(build_model("llama")), recipe), Target("a19-pro")
+    )
     assert fitted.layout.chunks == 1 and fitted.head.slices == 1
 
 
@@ -173,7 +174,7 @@ def test_the_width_of_a_verifying_call(
 
     monkeypatch.setattr(chip_layout, "predict", predict)
     recipe = override(load_recipe("default"), {"cache.context": 256})
-    planner = Planner(Shapes(build_model("llama")), recipe)
+    planner = Planner(UnreadCheckpoint(build_model("llama")), recipe)
     changes, reason = chip_layout.by_free_drafts(planner, Target("a19-pro"))
     assert changes == {"tokens.verify": width}
     assert f"{steps[width]:.2f} steps" in reason

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.engine.test_subset import subset_recipe
+from tests.families.recipes import subset_recipe
 
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint, open_checkpoint

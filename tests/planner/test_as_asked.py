@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.config_parts import MULTIPLIERS
 from tests.families.gemma_models import build_gemma3, build_gemma4
+from tests.families.matrix_models import build_falcon, build_hybrid
 from tests.families.parity import FEEDS, assert_close, truth
-from tests.families.test_falcon_h1 import build_falcon
-from tests.families.test_granite_hybrid import build_hybrid
-from tests.families.test_llama import MULTIPLIERS
 
 from cetane.checkpoint import RotatedCheckpoint, Rotation, open_checkpoint
 from cetane.checkpoint.rotated import hartley

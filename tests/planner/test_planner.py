@@ -1,25 +1,18 @@
 """Plans: shards, functions, bytes. Sizes by hand for the tiny llama of tests/conftest.py."""
 
 import json
-import time
-from collections.abc import Callable
-from copy import deepcopy
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
-from pydantic import ValidationError
-from tests.conftest import InMemoryCheckpoint, build_model
+from tests.conftest import InMemoryCheckpoint, UnreadCheckpoint, build_model
+from tests.planner.plans import assert_modules_fit, plan, planner
 
 from cetane.errors import CetaneError
 from cetane.planner import Planner
-from cetane.schema.function import Function, Route, Step
 from cetane.schema.interface import (
     FromCache,
-    FromHistory,
     FromTensor,
     ToCache,
     ToLogits,
@@ -28,27 +21,9 @@ from cetane.schema.interface import (
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import parse_recipe
 from cetane.schema.slots import CONTRACTS
-from cetane.validation import validated
 
 LAYER = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64  # q, k and v, o, mlp
 GAINS = 2 * 64  # two norms a layer
-
-
-class Shapes(InMemoryCheckpoint):
-    """A checkpoint that planning must not read from."""
-
-    def read(self, name: str) -> torch.Tensor:
-        raise AssertionError(f"read {name}")
-
-
-def planner(config: dict[str, Any] | None = None, **content: Any) -> Planner:
-    content = {"name": "test", "cache": {"context": 128}} | content
-    model = build_model("llama", **(config or {}))
-    return Planner(Shapes(model), parse_recipe(content, "test"))
-
-
-def plan(config: dict[str, Any] | None = None, **content: Any) -> Plan:
-    return planner(config, **content).plan()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +89,7 @@ def test_chunks_are_alike_where_kinds_of_layers_repeat() -> None:
     for layers, chunks in ((kinds * 3, 3), (kinds * 4, 4), ([*kinds * 2, kinds[0]], 4)):
         model = build_model("gemma3_text", num_hidden_layers=len(layers), layer_types=layers)
         recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
-        made = Planner(Shapes(model), recipe).plan()
+        made = Planner(UnreadCheckpoint(model), recipe).plan()
         assert sum(shard.kind == "layers" for shard in made.shards) == chunks
 
 
@@ -224,21 +199,7 @@ def test_modules_have_the_ports_of_their_plan(contract, kind, order, shapes) -> 
         tokens={"shapes": shapes, "prefill": 8},
         head={"slices": 2},
     )
-    for shard in made.plan().shards:
-        for block in made.members[shard.name]:
-            block.to_empty(device="cpu")
-        for graph in made.graphs(shard.name):
-            function, module = graph.function, made.module(graph)
-            inputs = [
-                torch.zeros(i.shape, dtype=torch.int32 if i.dtype == "int32" else torch.float32)
-                for i in function.inputs
-            ]
-            with torch.inference_mode():
-                outputs = module(*inputs)
-            assert [tuple(o.shape) for o in outputs] == [o.shape for o in function.outputs]
-            assert {name: tuple(b.shape) for name, b in module.named_buffers()} == {
-                state.name: state.shape for state in function.states
-            }
+    assert_modules_fit(made)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +276,7 @@ def test_summary() -> None:
 
 def test_windows_become_masks_of_their_own() -> None:
     config = {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}
-    checkpoint = Shapes(build_model("qwen2", **config))
+    checkpoint = UnreadCheckpoint(build_model("qwen2", **config))
     recipe = parse_recipe({"name": "test", "cache": {"context": 64}}, "test")
     shards = Planner(checkpoint, recipe).plan().by_name
     windows = {
@@ -338,7 +299,10 @@ def test_caches_of_no_window_have_no_contract_of_their_own(
     kind: str, config: dict[str, Any], why: str
 ) -> None:
     content = {"name": "test", "cache": {"context": 64, "sliding": "shift"}}
-    checkpoint, recipe = Shapes(build_model(kind, **config)), parse_recipe(content, "test")
+    checkpoint, recipe = (
+        UnreadCheckpoint(build_model(kind, **config)),
+        parse_recipe(content, "test"),
+    )
     with pytest.raises(CetaneError, match=rf"cache\.sliding: {why}"):
         Planner(checkpoint, recipe)
 
@@ -434,7 +398,7 @@ def test_unknown_keys_in_a_plan_are_refused(path: tuple[Any, ...]) -> None:
 
 
 def test_more_layers_than_tensors_are_refused_before_any_is_made() -> None:
-    checkpoint = Shapes(build_model("llama"))
+    checkpoint = UnreadCheckpoint(build_model("llama"))
     checkpoint.config = checkpoint.config | {"num_hidden_layers": 10**9}
     with pytest.raises(CetaneError, match="1000000000 layers, but there are only"):
         Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
@@ -461,368 +425,3 @@ def test_a_missing_tensor_that_has_another_name(before: str, after: str | None, 
     with pytest.raises(CetaneError, match="no tensor ") as caught:
         Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
     assert hint in str(caught.value.hint)
-
-
-def grown(content: dict[str, Any], rows: int) -> None:
-    """A vocabulary that the table of tokens has, and the head has not."""
-    content["vocab"] = content["tables"]["tokens"]["rows"] = rows
-
-
-def uncalled(content: dict[str, Any], host: str) -> None:
-    """A function that no mode calls, which takes rows of a table that is not there."""
-    for shard in content["shards"]:
-        for function in shard["functions"]:
-            if any(item["source"]["host"] == host for item in function["inputs"]):
-                extra = deepcopy(function) | {"name": "uncalled"}
-                for item in extra["inputs"]:
-                    if item["source"]["host"] == host:
-                        item["source"]["table"] = "unknown"
-                shard["functions"].append(extra)
-                return
-    raise AssertionError(host)
-
-
-def first(content: dict[str, Any], part: str) -> dict[str, Any]:
-    return content["shards"][0]["functions"][0][part][0]
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda c: c["modes"].pop("decode"), "no decode mode"),
-        (lambda c: c["modes"]["decode"].update(tokens=2), "no decode mode of one token"),
-        (lambda c: c["modes"]["prefill"].update(tokens=0), "greater than or equal to 1"),
-        (lambda c: first(c, "inputs").update(shape=[10**7, 10**7]), "elements"),
-        (lambda c: first(c, "inputs").update(shape=[-1, 2]), "greater than or equal to 1"),
-        (
-            lambda c: first(c, "inputs").update(source={"host": "tensor", "name": "x"}),
-            "nothing writes hidden",
-        ),
-        (lambda c: c.update(rotary=[]), "no rotary table default"),
-        (lambda c: uncalled(c, "rotary"), "/uncalled: no rotary table unknown"),
-        (lambda c: uncalled(c, "embedding"), "/uncalled: no table unknown"),
-        (lambda c: c.update(vocab=289), "the table of tokens is not 289 by 64"),
-        (lambda c: grown(c, 289), "288 logits for 289 tokens"),
-        (
-            lambda c: first(c, "outputs").update(
-                sink={"host": "cache", "name": "x", "group": "kv", "write": "append"}
-            ),
-            "writes a cache that it does not read",
-        ),
-        (
-            lambda c: first(c, "outputs").update(sink={"host": "history", "name": "x"}),
-            "writes a history that it does not read",
-        ),
-        (lambda c: c["modes"]["verify"]["steps"][0].update(function="x"), "no such function"),
-        (lambda c: c["modes"]["verify"]["steps"][0].update(shard="x"), "no such function"),
-        (lambda c: c["modes"]["verify"]["steps"].reverse(), "not in the order of the shards"),
-        (lambda c: c["shards"][0].update(kind="head"), "a head, writes more than logits"),
-    ],
-)
-def test_a_plan_that_an_engine_cannot_run(damage: Callable[[Any], Any], message: str) -> None:
-    content = plan(layout={"kind": "chunks"}).model_dump(mode="json")
-    damage(content)
-    with pytest.raises(CetaneError, match=f"manifest.json: .*{message}"):
-        validated(Plan, content, "manifest.json")
-
-
-TINY_ZAYA: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "num_experts": 2,
-    "moe_intermediate_size": 24,
-    "router_hidden_size": 16,
-}
-
-
-def zaya(config: dict[str, Any] | None = None, **content: Any) -> Planner:
-    content = {"name": "test", "cache": {"context": 128}} | content
-    model = build_model("zaya", **(TINY_ZAYA | (config or {})))
-    return Planner(Shapes(model), parse_recipe(content, "test"))
-
-
-def sources(function: Function) -> dict[str, str]:
-    return {item.name: item.source.host for item in function.inputs}
-
-
-def sinks(function: Function) -> dict[str, str]:
-    return {item.name: item.sink.host for item in function.outputs}
-
-
-def test_blocks_of_a_layer() -> None:
-    blocks = {
-        kind: {s.name: s.blocks for s in zaya(layout={"kind": kind}).plan().shards}
-        for kind in ("per-block", "per-layer", "chunks", "single")
-    }
-    names = ("attn-00", "moe-00", "attn-01", "moe-01")
-    assert blocks["per-block"] == {name: (name,) for name in (*names, "head-0")}
-    assert blocks["per-layer"] == {
-        "layer-00": names[:2],
-        "layer-01": names[2:],
-        "head-0": ("head-0",),
-    }
-    assert list(blocks["chunks"].values()) == list(blocks["per-layer"].values())
-    assert blocks["single"] == {"model": (*names, "head-0")}
-    assert zaya().plan().layers == 2
-
-
-@pytest.mark.parametrize("order", ["c1t", "ct1"])
-def test_histories_and_the_routers_state(order: str) -> None:
-    """Ports of the second layer's two blocks, for 4 tokens."""
-    layout = {"kind": "per-block"}
-    made = zaya(tensor_layout=order, layout=layout, tokens={"verify": 4}).plan()
-
-    def hidden(channels: int, tokens: int) -> tuple[int, ...]:
-        return (1, channels, 1, tokens) if order == "c1t" else (1, channels, tokens, 1)
-
-    attention = made.functions["attn-01", "verify"]
-    assert {i.name: i.shape for i in attention.inputs} == {
-        "hidden": hidden(64, 4),
-        "cos_hybrid": (1, 1, 8, 4),
-        "sin_hybrid": (1, 1, 8, 4),
-        "mask": (1, 1, 4, 132),
-        "kv_k": (1, 2, 16, 128),
-        "kv_v": (1, 2, 16, 128),
-        "delayed": hidden(16, 1),
-        "conv": hidden(96, 2),
-    }
-    assert {o.name: o.shape for o in attention.outputs} == {
-        "hidden_out": hidden(64, 4),
-        "kv_k_out": (1, 2, 16, 4),
-        "kv_v_out": (1, 2, 16, 4),
-        "delayed_out": hidden(16, 4),
-        "conv_out": hidden(96, 4),
-    }
-    names = {i.source.name for i in attention.inputs if isinstance(i.source, FromHistory)}
-    assert names == {"attn-01.delayed", "attn-01.conv"}
-    flows = {
-        name: (sorted(sources(made.functions[name, "verify"])),
-               sorted(sinks(made.functions[name, "verify"])))
-        for name in ("moe-00", "moe-01")
-    }  # fmt: skip
-    assert flows == {
-        "moe-00": (["hidden"], ["hidden_out", "router_out"]),
-        "moe-01": (["hidden", "router"], ["hidden_out"]),
-    }
-
-
-def test_a_shards_histories_are_one_tensor() -> None:
-    made = zaya(layout={"kind": "single"}).plan()
-    (function,) = (f for f in made.shards[0].functions if f.name == "verify")
-    shapes = {i.name: i.shape for i in function.inputs}
-    assert shapes["conv"] == (2, 96, 1, 2)
-    assert shapes["delayed"] == (2, 16, 1, 1)
-    assert set(sinks(function).values()) == {"cache", "history", "logits"}
-
-
-def test_convolutions_of_one_tap_keep_nothing() -> None:
-    made = zaya({"cca_time0": 1, "cca_time1": 1}).plan()
-    assert "conv" not in sources(made.shards[0].functions[0])
-
-
-def test_routes() -> None:
-    """Only routed modes have functions for experts; each takes and gives tensors alone."""
-    made = zaya(layout={"kind": "per-layer", "routed": ["verify", "decode"]}).plan()
-    functions = [f.name for f in made.by_name["layer-01"].functions]
-    experts = [f"expert-{i:02}-{mode}" for mode in ("decode", "verify") for i in range(3)]
-    assert sorted(functions) == sorted(["decode", "verify", "prefill", *experts])
-    step, route = made.modes["verify"].steps[2:4]
-    assert step == Step(shard="layer-01", function="verify")
-    assert route == Route(
-        shard="layer-01",
-        scores="scores",
-        experts=tuple((f"expert-{i:02}-decode", f"expert-{i:02}-verify") for i in range(3)),
-    )
-    assert made.modes["decode"].steps[3] == route
-    assert made.modes["prefill"].steps[1:] == (
-        Step(shard="layer-01", function="prefill"),
-        Step(shard="head-0", function="prefill"),
-    )
-    router = made.functions["layer-01", "verify"]
-    assert {name for name, host in sinks(router).items() if host == "tensor"} == {
-        "hidden_out",
-        "probabilities_out",
-        "scores_out",
-    }
-    expert, skip = (made.functions["layer-01", f"expert-0{i}-verify"] for i in (1, 2))
-    assert sources(expert) == {"hidden": "tensor", "probabilities": "tensor"}
-    assert sources(skip) == {"hidden": "tensor"}
-    assert sinks(expert) == sinks(skip) == {"hidden_out": "tensor"}
-
-
-def test_a_shard_of_several_layers_is_cut_where_tokens_are_routed() -> None:
-    made = zaya(layout={"kind": "single", "routed": ["decode"]}).plan()
-    calls = [
-        step.function if isinstance(step, Step) else "route" for step in made.modes["decode"].steps
-    ]
-    assert calls == ["decode-00", "route", "decode-01", "route", "decode-02"]
-    steps = made.modes["verify"].steps
-    assert [s.function for s in steps] == ["verify-00", "verify-01", "verify-02"]
-    owners = {f.owner for f in made.shards[0].functions}
-    assert owners == {"model-00", "model-01", "model-02"}
-
-
-@pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("routed", [[], ["decode"], ["decode", "verify", "prefill"]], ids=str)
-@pytest.mark.parametrize("kind", ["per-block", "chunks", "single"])
-def test_modules_of_a_routed_plan(contract: str, routed: list[str], kind: str) -> None:
-    made = zaya(
-        layout={"kind": kind, "routed": routed},
-        cache={"contract": contract, "context": 64},
-        tokens={"prefill": 8},
-    )
-    planned = made.plan()
-    assert Plan.model_validate(json.loads(planned.model_dump_json())) == planned
-    assert {k for k, _ in planned.functions} == set(made.members)
-    for shard in planned.shards:
-        for block in made.members[shard.name]:
-            block.to_empty(device="cpu")
-        assert tuple(graph.function for graph in made.graphs(shard.name)) == shard.functions
-        for graph in made.graphs(shard.name):
-            function, module = graph.function, made.module(graph)
-            inputs = [
-                torch.zeros(i.shape, dtype=torch.int32 if i.dtype == "int32" else torch.float32)
-                for i in function.inputs
-            ]
-            with torch.inference_mode():
-                outputs = module(*inputs)
-            assert [tuple(o.shape) for o in outputs] == [o.shape for o in function.outputs]
-
-
-class Deep(Shapes):
-    """ZAYA1-8B as transformers knows it, without a single weight."""
-
-    def __init__(self) -> None:
-        config = transformers.AutoConfig.for_model("zaya")
-        with torch.device("meta"):
-            super().__init__(transformers.AutoModelForCausalLM.from_config(config))
-
-    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        raise AssertionError(f"read {name}")
-
-
-@pytest.fixture(scope="module")
-def zaya8b() -> Deep:
-    return Deep()
-
-
-def of8b(checkpoint: Deep, **content: Any) -> Plan:
-    content = {
-        "name": "test",
-        "cache": {"context": 2048},
-        "layout": {"kind": "per-block"} | content.pop("layout", {}),
-        "head": {"slices": 3},
-    } | content
-    return Planner(checkpoint, parse_recipe(content, "test")).plan()
-
-
-@pytest.mark.parametrize(
-    ("compression", "attention", "experts", "head"),
-    [
-        # projections 5.24 M, convolutions 0.33 M; experts 16 x 12.58 M, router 0.66 M
-        ({}, 11.17e6, 403.98e6, 358.1e6),
-        ({"default": "int8-per-channel"}, 5.61e6, 202e6, 179e6),
-        ({"default": "palette4-uniform-group32"}, 2.82e6, 101.2e6, 89.6e6),
-    ],
-    ids=["fp16", "int8", "palette4"],
-)
-def test_zaya1_8b(zaya8b: Deep, compression: dict[str, Any], attention: float, experts: float,
-                  head: float) -> None:  # fmt: skip
-    made = of8b(zaya8b, compression=compression)
-    kinds = ("attn", "moe") * 40
-    assert [shard.name[:-3] for shard in made.shards[:-3]] == list(kinds)
-    assert [shard.kind for shard in made.shards] == ["layers"] * 80 + ["head"] * 3
-    assert made.layers == 40
-    assert made.kv_bytes[2048] == 40 * 2 * 2**20
-    for shard in made.shards:
-        sizes = {"attn": attention, "moe-": experts, "head": head}
-        assert shard.weight_bytes == pytest.approx(sizes[shard.name[:4]], rel=0.01), shard.name
-    slices = [f.outputs[0].sink for s in made.shards[-3:] for f in s.functions[:1]]
-    assert [(s.start, s.stop) for s in slices] == [(n * 87424, (n + 1) * 87424) for n in range(3)]
-
-
-@pytest.mark.parametrize("kind", ["per-block", "single"])
-def test_a_large_plan_takes_seconds(zaya8b: Deep, kind: str) -> None:
-    """2283 functions: one for each of 17 experts, 40 layers and 3 modes, and those before them."""
-    started = time.process_time()
-    made = of8b(zaya8b, layout={"kind": kind, "routed": ["decode", "verify", "prefill"]})
-    assert time.process_time() - started < 5
-    assert len(made.functions) == 40 * 3 * (17 + 1) + 3 * (40 + 3 if kind == "per-block" else 1)
-    routes = [step for step in made.modes["verify"].steps if isinstance(step, Route)]
-    assert [len(route.experts) for route in routes] == [17] * 40
-
-
-def expert(content: dict[str, Any], index: int, name: str = "decode") -> dict[str, Any]:
-    (found,) = (
-        f for f in content["shards"][1]["functions"] if f["name"] == f"expert-{index:02}-{name}"
-    )
-    return found
-
-
-def route(content: dict[str, Any]) -> dict[str, Any]:
-    (found,) = (
-        step
-        for step in content["modes"]["decode"]["steps"]
-        if "experts" in step and step["shard"] == "moe-00"
-    )
-    return found
-
-
-HOST = {"host": "position", "group": "kv"}
-CACHE = {"host": "cache", "name": "attn-00.kv_k", "group": "kv"}
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda c: route(c)["experts"][1].append("x"), "calls moe-00/x: no such function"),
-        (lambda c: c["shards"].append(c["shards"][1]), "two shards have one name"),
-        (
-            lambda c: c["shards"][1]["functions"].append(c["shards"][1]["functions"][0]),
-            "two functions of a shard have one name",
-        ),
-        (lambda c: route(c).update(shard="attn-01"), "calls attn-01/expert-00-decode: no such"),
-        (lambda c: route(c)["experts"].pop(), "no scores for 2 experts"),
-        (lambda c: route(c)["experts"].append(route(c)["experts"][0]), "no scores for 4 experts"),
-        (lambda c: route(c).update(experts=[]), "at least 1 item"),
-        (lambda c: route(c)["experts"][2].clear(), "do not ascend in width"),
-        (lambda c: route(c)["experts"][0].reverse(), "do not ascend in width"),
-        (lambda c: route(c).update(scores="x"), "no x for 3 experts"),
-        (lambda c: route(c).update(scores="hidden"), "no hidden for 3 experts"),
-        (lambda c: expert(c, 1)["inputs"][0].update(source=HOST), "needs the host"),
-        (lambda c: expert(c, 1)["inputs"][0].update(source=CACHE), "needs the host"),
-        (
-            lambda c: expert(c, 0)["outputs"][0].update(sink=CACHE | {"write": "replace"}),
-            "needs the host",
-        ),
-        (
-            lambda c: expert(c, 0)["outputs"][0].update(
-                sink={"host": "logits", "start": 0, "stop": 288}
-            ),
-            "needs the host",
-        ),
-        (
-            lambda c: expert(c, 2)["inputs"][0].update(source={"host": "tensor", "name": "x"}),
-            "nothing writes hidden of moe-00",
-        ),
-        (
-            lambda c: expert(c, 2)["outputs"][0].update(sink={"host": "tensor", "name": "router"}),
-            "write different tensors",
-        ),
-        (lambda c: expert(c, 2)["outputs"][0].update(name="other"), "write different tensors"),
-        (
-            lambda c: expert(c, 0, "verify")["outputs"][0].update(shape=[1, 63, 1, 4]),
-            "write different tensors",
-        ),
-        (
-            lambda c: expert(c, 0)["outputs"][0].update(shape=[1, 65, 1, 1]),
-            "write different tensors",
-        ),
-        (lambda c: c["modes"]["decode"]["steps"].pop(1), "no scores for 3 experts"),
-    ],
-)
-def test_a_route_that_an_engine_cannot_run(damage: Callable[[Any], Any], message: str) -> None:
-    made = zaya(layout={"kind": "per-block", "routed": ["decode", "verify"]}).plan()
-    content = made.model_dump(mode="json")
-    damage(content)
-    with pytest.raises(ValidationError, match=message):
-        Plan.model_validate(content)

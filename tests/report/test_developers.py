@@ -5,7 +5,7 @@ from math import prod
 import coremltools as ct
 import pytest
 from tests.conftest import TINY, build_model
-from tests.families import test_streaming
+from tests.families.streaming_models import NINE, SCORES, streaming_engine, streaming_recipe
 
 from cetane.bundle import Bundle
 from cetane.report.content.page import BundleReport
@@ -16,9 +16,9 @@ from cetane.report.developers import interfaces
 def test_roles_are_those_of_the_contract(contract: str) -> None:
     """Heads that stream see the first tokens too, and new columns go where the cache wants them."""
     sinks = 0 if contract == "shift" else 3
-    recipe = test_streaming.recipe(test_streaming.SCORES, contract, sinks)
-    model = build_model("llama", **test_streaming.NINE)
-    plan = test_streaming.engine_of(model, recipe).plan
+    recipe = streaming_recipe(SCORES, contract, sinks)
+    model = build_model("llama", **NINE)
+    plan = streaming_engine(model, recipe).plan
     roles = {t.role for one in interfaces(plan) for t in one.tensors}
     masks = [role for role in roles if role.startswith("0 where")]
     near = [role for role in masks if "the last 20 tokens" in role]

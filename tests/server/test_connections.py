@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from tests.server.test_hostile import connect
 
-from cetane.server.connections import FILES, ask_for_files
+from cetane.server.connections import FILES, PIECE, Connection, ask_for_files
 from cetane.server.settings import Settings
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -124,3 +124,21 @@ def test_a_server_asks_for_files() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(FILES, most), before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_chunks_of_a_byte_leave_others_their_turn(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio read 256 kB at once: one such client kept `/health` waiting for up to 9 s."""
+    sizes, received = list[int](), Connection.data_received
+
+    def noted(connection: Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        received(connection, data)
+
+    monkeypatch.setattr(Connection, "data_received", noted)
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 20_000 + b"0\r\n\r\n"
+    with connect(url) as client:
+        client.sendall(HEAD + chunked)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    assert max(sizes) <= PIECE < len(chunked) / 8

@@ -1,7 +1,10 @@
 """Large requests wait for each other, and small ones for nobody."""
 
+import asyncio
+import gc
 import http.client
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +17,8 @@ from tests.server.test_hostile import ASKED, post
 
 from cetane.bundle import Bundle
 from cetane.server.app import serve
+from cetane.server.errors import ApiError
+from cetane.server.lane import Lane
 from cetane.server.service import SMALL
 
 TEXT = "a " * SMALL
@@ -73,3 +78,28 @@ def test_a_client_that_leaves_costs_no_preparation(
     with serving(app) as url:
         tokenize = partial(post, url, LARGE["/tokenize"], "/tokenize")
         leave_a_lane(app.state.service.large, url, stuck, tokenize, LARGE["/v1/completions"])
+
+
+class Body:
+    """The content of a request."""
+
+
+def test_a_lane_holds_no_request_that_it_has_refused() -> None:
+    """A body of 4 MB can make 0.1 GB of objects. They stayed until the next large request came."""
+    held: list[weakref.ref[Body]] = []
+
+    def work() -> None:
+        body = Body()
+        held.append(weakref.ref(body))
+        raise ApiError(400, "the body is wrong")  # its traceback holds this frame
+
+    async def prepare() -> None:
+        with pytest.raises(ApiError):
+            await Lane("large requests", 1).run(work)
+
+    def freed() -> bool:
+        gc.collect()
+        return held[0]() is None
+
+    asyncio.run(prepare())
+    wait_for(freed)

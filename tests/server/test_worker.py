@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Callable
 from itertools import count
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import openai
 import pytest
+from tests.server.test_grammar_trial import wait_for
 
 from cetane.bundle import Bundle
 from cetane.server.app import serve
@@ -51,6 +53,21 @@ def test_what_a_stop_refuses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
         worker.join()
     labels = {"model": "it", "end": "refused"}
     assert metrics.registry.get_sample_value("cetane_requests_total", labels) == 2
+
+
+def test_a_worker_holds_no_job_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prompts stayed in memory until the next request came."""
+    served: Any = type("Served", (), {"name": "it"})
+    worker = Worker(served, Settings(), Metrics())
+    monkeypatch.setattr(worker, "_run", lambda _: None)
+
+    async def ask() -> weakref.ref[Job]:
+        return weakref.ref(worker.submit(()))
+
+    ended = asyncio.run(ask())
+    wait_for(lambda: ended() is None)
+    worker.close(0)
+    worker.join()
 
 
 def test_an_answer_that_a_stop_cuts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
-from tests.engine.test_subset import subset_recipe
 from tests.families.parity import engine_of, tokens
+from tests.families.recipes import subset_recipe
 
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate

@@ -224,7 +224,7 @@ def test_the_surroundings_of_earlier_matches_score_most() -> None:
 @pytest.mark.parametrize(
     ("cache", "message", "hint"),
     [
-        ({"contract": "readonly"}, "needs a smaller capacity", "cache.capacities=[512]"),
+        ({"contract": "readonly"}, "needs a smaller capacity", "'cache.capacities=[512]'"),
         (CACHE | {"contract": "blend"}, "contract blend", "cache.contract=readonly"),
         (CACHE | {"contract": "stateful"}, "contract stateful", "cache.contract=readonly"),
     ],

@@ -199,6 +199,17 @@ def test_urls_of_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         check_store("http://127.0.0.1:1/store")
 
 
+def test_an_error_names_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `s3://`, `gs://` and `hf://` only the path was named, as if it were a file here."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "info", fail)
+    with pytest.raises(CetaneError, match=r"cannot read memory://.*/a-store/results/"):
+        check_store("memory://a-store")
+
+
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CETANE_STORE", raising=False)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.engine.test_subset import subset_recipe
+from tests.families.recipes import subset_recipe
 from tests.tasks.work import Inline
 
 import cetane
@@ -49,6 +49,7 @@ from cetane.sweeps.points import JudgedText, Point, SweptModel, best, pareto
 from cetane.sweeps.run import Budget, run_sweep
 from cetane.sweeps.sweep import POINTS, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks, opened
+from cetane.validation import MOST_DRAWN
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
 NAME = "palette3-kmeans-group8"
@@ -230,10 +231,15 @@ def test_fp16_is_the_truth(sweep: Callable[[], Sweep]) -> None:
     assert [a.expected is None for a in point.smoke] == [False, False, True]
 
 
+def stop(*_: Any) -> None:
+    """In place of work that a test does not reach."""
+    raise KeyboardInterrupt
+
+
 def test_what_is_known_is_not_judged_again(
-    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch
+    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A sweep that was killed goes on where it stopped."""
+    """A sweep that was killed goes on where it stopped, and says so."""
     judged = []
     compare = Judge.compare
 
@@ -260,6 +266,12 @@ def test_what_is_known_is_not_judged_again(
     third = sweep()
     third.release()
     assert [third.way(name) for name in names] == found
+    caplog.set_level("INFO", "cetane")
+    ways = [*names, "palette8-weighted-group32", "int4-per-channel"]
+    monkeypatch.setattr(Sweep, "way", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(third, ways, None, mixing=False)
+    assert caplog.messages == [f"an earlier sweep judged 4 of 6 ways in {third.folder}"]
     assert "judge" not in vars(third.own)  # nothing is loaded for what is known
 
 
@@ -509,17 +521,20 @@ def test_a_recipe_of_a_sweep_has_its_text_beside_it(
     assert read.read() == "What our users ask.\r\n"
 
 
-def test_a_plot_takes_any_name(tmp_path: Path) -> None:
-    """A name is no formula, and its letters may be missing in the font."""
+@pytest.mark.parametrize("bits", [3.0, MOST_DRAWN])
+def test_a_plot_takes_any_name_and_size(tmp_path: Path, bits: float) -> None:
+    """A name is no formula, and its letters may be missing in the font. A line of a stranger's
+    folder may hold any number: with a tick for each bit, it took all memory, or failed."""
     point = Point.model_construct(
-        name=NAME, method="kmeans", group="32", bits_per_weight=3.0, weight_bytes=1000, kl=0.1,
-        perplexity=9.0, model=SweptModel(source="漢 $\\frac$", fingerprint=""),
+        name="4 $\\frac$", method="kmeans", group="32", bits_per_weight=bits, weight_bytes=1000,
+        kl=0.1, perplexity=9.0, model=SweptModel(source="漢 $\\frac$", fingerprint=""),
         text=JudgedText(name="5 $\\x$ é.txt", sha256="0" * 64, tokens=9),
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         plot([point], point, tmp_path)
-    assert "漢 $\\frac$: 9 tokens of 5 $\\x$ é.txt" in (tmp_path / "sweep.svg").read_text("utf-8")
+    written = (tmp_path / "sweep.svg").read_text("utf-8")
+    assert "漢 $\\frac$: 9 tokens of 5 $\\x$ é.txt" in written and "chosen: 4 $\\frac$" in written
 
 
 def test_a_method_leaves_out_what_it_cannot_find(

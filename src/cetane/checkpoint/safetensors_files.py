@@ -20,6 +20,10 @@ from cetane.validation import parse_json
 
 _MAX_DIMS = 8
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
+MOST_SHARDS = 1 << 10
+"""The most shards of a model. Llama 3.1 405B has 191."""
+MOST_TENSORS = 1 << 20
+"""The most tensors of all shards. DeepSeek-V3, with 256 experts a layer, has some 92,000."""
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -93,6 +97,8 @@ def _merged(files: Iterable[StoredFile], folder: Path) -> dict[str, StoredTensor
                 other = tensors[name].file.name
                 raise CetaneError(f"{folder} holds tensor {name!r} in {other} and {file.name}")
             tensors[name] = tensor
+        if len(tensors) > MOST_TENSORS:
+            raise CetaneError(f"{folder} holds more than {MOST_TENSORS:,} tensors")
     return tensors
 
 
@@ -104,6 +110,8 @@ def read_index(index: Path, shard_of: Callable[[str], StoredFile]) -> dict[str, 
     if not all(isinstance(file, str) for file in weight_map.values()):
         raise CetaneError(f"{index} has a weight_map that does not map names to files")
     shards = list(dict.fromkeys(weight_map.values()))
+    if len(shards) > MOST_SHARDS:  # of each, a server is asked three times
+        raise CetaneError(f"{index} names {len(shards):,} shards, more than {MOST_SHARDS:,}")
     for file in shards:
         check_shard_name(index, file)
     tensors = _merged(map(shard_of, shards), index.parent)

@@ -14,18 +14,19 @@ def add_head(
     trained: Annotated[
         str,
         typer.Argument(
+            metavar="TRAINED",
             help="A bundle with draft heads, the folder of one, or smollm2-135m-instruct: that one "
-            "comes with cetane."
+            "comes with cetane.",
         ),
     ],
     model: Checkpoint = None,
     json: Json = False,
 ) -> None:
-    """Add draft heads that were trained elsewhere to a bundle, without training.
+    """Add draft heads that were trained elsewhere.
 
-    They must be of the same model, and read the hidden states of the same layers. Bits may differ.
-    An added draft head replaces an earlier one of its kind.
-    Exit code 1 when the golden gate of one fails: then an earlier one stays.
+    Nothing is trained. They must be of the same model, and read the hidden states of the same
+    layers. Bits may differ. An added draft head replaces an earlier one of its kind. Exit code 1
+    when the golden gate of one fails: then an earlier one stays.
     """
     from cetane.pipeline.draft_head import add_draft_heads
 

@@ -47,7 +47,7 @@ COMMANDS = {
     "quantize-activations": Listed(
         "Research", "cetane quantize-activations smollm2 --smooth -o smollm2-a8"
     ),
-    "add-head": Listed("Research", "cetane add-head my-bundle smollm2-135m-instruct"),
+    "add-head": Listed("Research", "cetane add-head smollm2 smollm2-135m-instruct"),
     "train-head": Listed("Research", "cetane train-head smollm2 eagle3 --text book.txt"),
     "lab": Listed("Research", "cetane lab run int8-weights"),
     "doctor": Listed("Upkeep", "cetane doctor"),

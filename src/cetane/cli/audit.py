@@ -37,9 +37,10 @@ def audit(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Show where every op runs, on the ANE or elsewhere, and why. Needs no Mac.
+    """Show where every op runs, on the ANE or elsewhere.
 
-    Exit code 1 when a program does not run, leaves the ANE, or gives wrong numbers.
+    It predicts this from rules, says why, and needs no Mac. Exit code 1 when a program does not
+    run, leaves the ANE, or gives wrong numbers.
     """
     from cetane.cli.audit_tables import show
     from cetane.pipeline.audit import audit as examine

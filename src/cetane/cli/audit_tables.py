@@ -33,7 +33,8 @@ def show(result: ResidencyResult, verbose: bool) -> None:
 
 
 def show_places(audit: Audit, verbose: bool) -> None:
-    """Print a row for every function at every shape. Functions with equal numbers share a row."""
+    """Print a row for every function at every shape, and the kinds of ops without a place.
+    Functions with equal numbers share a row."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for function in audit.functions:
         counts = function.table()
@@ -50,6 +51,10 @@ def show_places(audit: Audit, verbose: bool) -> None:
     ]
     columns = ["function", "T", "convs on ANE", "ops", *(PLACES[at] for at in shown)]
     table(f"residency for {audit.target}: {audit.basis}", columns, rows)
+    unknown = Counter(op.kind for f in audit.functions for op in f.ops if op.final == "unknown")
+    if unknown:
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in unknown.most_common())
+        say_wrapped(f"no report says where these ops run, so the verdict leaves them out: {kinds}")
     placed = Counter(op.rule for f in audit.functions for op in f.ops if op.measured is None)
     if placed and verbose:
         facts(dict(placed.most_common()), "ops placed by (predicted)")

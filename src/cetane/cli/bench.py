@@ -59,11 +59,12 @@ def bench(
     compute_units: ComputeUnits = None,
     json: Json = False,
 ) -> None:
-    """Compare generation with and without drafts, prompt by prompt, in one process.
+    """Compare generation with and without drafts.
 
-    The exit code is 1 if any token differs. It is also 1 if drafts slow a category of prompts to
-    less than 0.97 of the speed of plain decoding. The time in which a drafter reads prompts counts.
-    On an idle machine the clock judges the speed; on a busy machine the number of calls does.
+    It runs both in one process, prompt by prompt. The exit code is 1 if any token differs. It is
+    also 1 if drafts slow a category of prompts to less than 0.97 of the speed of plain decoding.
+    The time in which a drafter reads prompts counts. On an idle machine the clock judges the speed;
+    on a busy machine the number of calls does.
 
     With OTHER, compare two bundles instead, in turns: load, first token, prefill, decoding, and
     energy.

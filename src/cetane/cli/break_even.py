@@ -17,7 +17,10 @@ def break_even(
     ] = 0.0,
     json: Json = False,
 ) -> None:
-    """Tell the acceptance from which a verifier of K tokens pays, by your own milliseconds."""
+    """Tell how many drafts must be right to gain time.
+
+    You give the milliseconds of a plain step and of a verifying call of K tokens.
+    """
     from cetane.perf.breakeven import DraftingTimes, per_slot_formula
 
     times = DraftingTimes(t1, tv, k, draft)

@@ -43,8 +43,9 @@ def build(
     only: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="PATTERN",
             help="Make only shards of this name or pattern, and no bundle yet; cetane plan shows "
-            "their names. May be repeated."
+            "their names. May be repeated.",
         ),
     ] = None,
     rebuild: Rebuild = False,
@@ -54,7 +55,10 @@ def build(
     store: StoreUrl = None,
     json: Json = False,
 ) -> None:
-    """Build a bundle, without gates. After an interruption, run it again: it resumes."""
+    """Build a bundle, without gates.
+
+    After an interruption, run it again: it resumes. cetane validate judges the bundle.
+    """
     with progress("build"):  # which imports for seconds
         from cetane.pipeline.build import build as build_bundle
         from cetane.pipeline.request import make_request

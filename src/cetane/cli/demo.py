@@ -52,7 +52,7 @@ def demo(
     output: Output = None,
     verbose: Verbose = False,
 ) -> None:
-    """Port a model that needs no hub, judge it, and let it write.
+    """Port a small model without a hub, judge it, run it.
 
     SmolLM2 comes as a Python package of 100 MB. Without it, the demo uses zaya-tiny, a part of
     cetane.

@@ -10,7 +10,10 @@ from cetane.cli.output import print_json, progress
 
 SecondOption = Annotated[
     Path | None,
-    typer.Argument(help="The side to judge; by default the first side, at another precision."),
+    typer.Argument(
+        metavar="SECOND",
+        help="The side to judge; by default the first side, at another precision.",
+    ),
 ]
 ModelOption = Annotated[
     str | None, typer.Option(help="Compare the bundle with this checkpoint's model instead.")
@@ -41,7 +44,9 @@ ToleranceOption = Annotated[
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(help="The correct side: a package or a bundle.")],
+    first: Annotated[
+        Path, typer.Argument(metavar="FIRST", help="The correct side: a package or a bundle.")
+    ],
     second: SecondOption = None,
     model: ModelOption = None,
     function: FunctionOption = None,
@@ -51,9 +56,10 @@ def diff(
     top: Annotated[int, typer.Option(min=1, help="The number of ops to list.")] = 10,
     json: Json = False,
 ) -> None:
-    """Compare two programs op by op, or a bundle with its model, and find the first difference.
+    """Find the first op where two programs differ.
 
-    Exit code 1 if anything differs by more than the tolerance.
+    It also compares a bundle with its model, and finds the shard, the step of the port and the op
+    that err. Exit code 1 if anything differs by more than the tolerance.
     """
     from cetane.cli.diff_tables import show
     from cetane.mil.comparison import TOLERANCE

@@ -9,7 +9,7 @@ from cetane.cli.output import print_json, table
 
 
 def doctor(json: Json = False) -> None:
-    """Check versions, native libraries, disk space and leftovers of upgrades.
+    """Check versions, libraries, disk space and leftovers.
 
     Exit code 1 on a failure.
     """

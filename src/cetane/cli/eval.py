@@ -58,7 +58,8 @@ def eval(
 ) -> None:
     """Evaluate a bundle with lm-evaluation-harness.
 
-    A run that was stopped goes on where it was. The figures are kept in the bundle, for its report.
+    After an interruption, run it again: it goes on where it was. The bundle keeps the figures for
+    its report.
     """
     if against not in (None, "reference"):
         raise CetaneError(f"--against {against}: only reference is known")

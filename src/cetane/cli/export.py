@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from cetane.cli.options import Checkpoint, Json, Lora, refuse
+from cetane.cli.options import Checkpoint, Json, MovedLora, refuse
 from cetane.cli.output import (
     conclude,
     console,
@@ -19,6 +19,7 @@ from cetane.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from cetane.pipeline.export import OnnxFolder
     from cetane.pipeline.runtime_folder import RuntimeFolder
     from cetane.schema.manifest import Runtime
 
@@ -45,13 +46,14 @@ def export(
         ),
     ] = None,
     model: Checkpoint = None,
-    lora: Lora = None,
+    lora: MovedLora = None,
     json: Json = False,
 ) -> None:
-    """Write a bundle for an app: in the form of its runtime, or with a description for your own.
+    """Write a bundle for your app, or for another runtime.
 
-    Exit code 1 when the folder breaks the other runtime's contract, or when it does not compute
-    what the bundle does: so played by ANEMLL's rules here, or in Apple's runtime.
+    cetane checks a folder for another runtime. It plays a folder for ANEMLL or CoreML-LLM by their
+    rules, runs one for Core AI in Apple's own runtime, and ONNX files in onnxruntime. Exit code 1
+    when the folder breaks the runtime's contract, or computes something else than the bundle.
     """
     if layout == "anemll" or layout == "coreml-llm":
         for_runtime(source, output, layout, package, model, lora, json)
@@ -64,16 +66,23 @@ def export(
     (as_contract if layout == "contract" else as_onnx)(source, output, json)
 
 
-def as_onnx(source: Path, output: Path, json: bool) -> None:
-    """Write every function as an ONNX file."""
+def as_onnx(source: Path, output: Path, json: bool) -> NoReturn:
+    """Write every function as an ONNX file, and print how onnxruntime judged them."""
     from cetane.pipeline.export import export_onnx
 
     with progress("export") as update:
-        written = export_onnx(source, output, progress=update)
-    if json:
-        print_json({"folder": str(output), "files": written})
-    else:
-        say(f"wrote {output}: {sum(map(len, written.values()))} functions")
+        folder = export_onnx(source, output, progress=update)
+    conclude(folder, json, show_onnx)
+
+
+def show_onnx(folder: "OnnxFolder") -> None:
+    """Print how many functions were written, and the verdict on each package."""
+    from cetane.cli.gate_tables import show_checks
+
+    say(f"wrote {folder.path}: {sum(map(len, folder.files.values()))} functions")
+    show_checks("onnxruntime on random inputs, against the packages", folder.checks)
+    for part in folder.unjudged:
+        say(f"not judged: {part}")
 
 
 def as_contract(source: Path, output: Path, json: bool) -> None:

@@ -14,7 +14,10 @@ def gc(
     ),
     json: Json = False,
 ) -> None:
-    """List leftovers of upgrades and killed conversions; remove them with --remove."""
+    """List leftovers, or remove them with --remove.
+
+    They are of upgrades and of killed conversions.
+    """
     from cetane.doctor import clean, leftovers
 
     items = leftovers()

@@ -53,10 +53,11 @@ def heads(
     ),
     json: Json = False,
 ) -> None:
-    """Find the attention heads that retrieve: those that need keys of all tokens.
+    """Find the attention heads that need all tokens.
 
-    The others need the first tokens and the newest, so their caches stay short. Heads are scored
-    on texts that hide pass keys, and several shares of them are judged on other such texts.
+    The others need the first tokens and the newest, so their caches can be short. cetane scores
+    heads on texts that hide pass keys. It judges several shares of them on other such texts. A
+    recipe then names the file.
     """
     from cetane.pipeline.heads import find_heads
     from cetane.pipeline.request import make_request

@@ -52,10 +52,10 @@ def import_(
     model: Checkpoint = None,
     json: Json = False,
 ) -> None:
-    """Read what a Mac measured: placements, times, outputs and energy.
+    """Read what a Mac measured.
 
-    Placements then win over rules, the outputs are a gate, and times become evidence for the cost
-    model. Exit code 1 if the device computed something else than expected.
+    Measured placements win over rules. A gate judges the outputs. Times become evidence for the
+    cost model. Energy is shown. Exit code 1 if the device computed something else than expected.
     """
     from cetane.pipeline.import_kit import import_kit
     from cetane.pipeline.import_power import import_power

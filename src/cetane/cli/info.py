@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def info(bundle: BundlePath, verbose: Verbose = False, json: Json = False) -> None:
-    """Show a bundle's plan, origin and gate results. Checks every file's hash."""
+    """Show a bundle's plan, origin and gate results.
+
+    It checks the hash of every file.
+    """
     from cetane.bundle import Bundle
 
     opened = Bundle(bundle)

@@ -11,10 +11,10 @@ SHOWN = 6
 
 
 def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Json = False) -> None:
-    """Show the content of a checkpoint and of its adapters, without reading weights.
+    """Show what a checkpoint and its adapters hold.
 
-    A model is supported if cetane has its family and can make what its config describes. cetane
-    plan tells whether tokenizer and tensors fit too.
+    It reads no weights. A model is supported if cetane has its family and can make what its config
+    describes. cetane plan tells whether tokenizer and tensors fit too.
     """
     with progress("inspect"):  # which imports for seconds
         from cetane.pipeline.inspect import inspect as look

@@ -25,7 +25,7 @@ def kit(
     ] = Path("kit.zip"),
     json: Json = False,
 ) -> None:
-    """Write an archive that measures one or two bundles on a Mac.
+    """Write an archive that measures bundles on a Mac.
 
     The Mac needs no cetane: only Python, numpy and coremltools. Unpack it there, run `uv run
     measure.py`, and bring its measurements.json back to `cetane import`.

@@ -21,10 +21,10 @@ STATUSES = "Planned, Prototype, Measured, Shipping, Shelved, Rejected"
 commands = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
-    help="Experiments as data: run them, judge them, keep a log.",
+    help="Run experiments, judge them, keep a log.",
     epilog="Example: cetane lab run int8-weights",
 )
-Name = Annotated[str, typer.Argument(help="An experiment's id.")]
+Name = Annotated[str, typer.Argument(metavar="ID", help="An experiment's id.")]
 
 
 @commands.callback(invoke_without_command=True)
@@ -157,7 +157,9 @@ ModelsOption = Annotated[
 
 @command("run int8-weights")
 def run(
-    names: Annotated[list[str] | None, typer.Argument(help="Ids of experiments.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="Ids of experiments.")
+    ] = None,
     every: EveryOption = False,
     again: AgainOption = False,
     lab: FolderOption = USUAL_FOLDER,
@@ -222,7 +224,8 @@ def run(
 @command("log int8-weights")
 def log(
     name: Annotated[
-        str | None, typer.Argument(help="Only of this experiment.", show_default="all of yours")
+        str | None,
+        typer.Argument(metavar="ID", help="Only of this experiment.", show_default="all of yours"),
     ] = None,
     lab: FolderOption = USUAL_FOLDER,
     json: Json = False,
@@ -248,7 +251,7 @@ def log(
 @command("verdict int8-weights shelved --reason '2 % slower' --obituary 'Never paid.'")
 def verdict(
     name: Name,
-    status: Annotated[str, typer.Argument(help=f"One of {STATUSES}.")],
+    status: Annotated[str, typer.Argument(metavar="STATUS", help=f"One of {STATUSES}.")],
     reason: Annotated[str, typer.Option(help="The reason, with a number.")],
     obituary: Annotated[
         str, typer.Option(help="Why not to try again; for shelved and rejected.")

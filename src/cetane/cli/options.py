@@ -63,6 +63,20 @@ Adapters = Annotated[
         help="A peft LoRA to keep beside the model, which shares its weights. May be repeated.",
     ),
 ]
+MovedLora = Annotated[
+    Path | None,
+    typer.Option(
+        "--lora", metavar="FOLDER", help="The merged adapter, if it has moved since the build."
+    ),
+]
+MovedAdapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=FOLDER",
+        help="One of the bundle's adapters, if it has moved since the build. May be repeated.",
+    ),
+]
 AdapterName = Annotated[
     str | None,
     typer.Option("--adapter", metavar="NAME", help="One of the bundle's adapters."),

@@ -24,8 +24,8 @@ from cetane.errors import escaped
 if TYPE_CHECKING:
     from cetane.files import Progress
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = Console(highlight=False, emoji=False)
+errors = Console(stderr=True, highlight=False, emoji=False)
 LINE_EVERY = 5.0
 """Seconds between two lines of progress, without a terminal."""
 FIRST_LINE_AFTER = 2.0
@@ -140,13 +140,33 @@ def show_warnings(warnings: Iterable[str]) -> None:
 def progress(title: str) -> Iterator["Progress"]:
     """A context with a progress bar on the error stream, which disappears afterwards.
 
-    Without a terminal, it prints a line every few seconds.
+    Without a terminal, it prints a line every few seconds. What cetane logs meanwhile is printed
+    too, and stays.
     """
-    update, close = on_terminal(title) if errors.is_terminal else in_log(title)
+    with printed_log():
+        update, close = on_terminal(title) if errors.is_terminal else in_log(title)
+        try:
+            yield update
+        finally:
+            close()
+
+
+@contextmanager
+def printed_log() -> Iterator[None]:
+    """A context in which each record of cetane's log is a sentence on the error stream."""
+    import logging
+
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: warn_wrapped(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("cetane")
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     try:
-        yield update
+        yield
     finally:
-        close()
+        log.setLevel(before)
+        log.removeHandler(handler)
 
 
 def on_terminal(title: str) -> tuple["Progress", Callable[[], None]]:

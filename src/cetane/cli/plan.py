@@ -56,10 +56,11 @@ def plan(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Show the shards, functions and bytes of a port, without reading weights.
+    """Show the shards, functions and bytes of a port.
 
-    Refuses whatever input port would refuse. With --chip, shows the layout that port would choose
-    for that chip, predicts its speed there, and warns where rules put it off the ANE.
+    It reads no weights, and builds nothing. It refuses whatever input port would refuse. With
+    --chip, it shows the layout that port would choose for that chip. It then predicts the speed
+    there, and warns where rules put the model off the ANE.
     """
     from cetane.cli import forecast as shown
     from cetane.cli import plan_tables

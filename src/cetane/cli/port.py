@@ -60,7 +60,7 @@ RequireResidency = Annotated[
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Most that weights and tables may take, as 300MB."),
+    typer.Option(metavar="SIZE", help="The most that weights and tables may take, as 300MB."),
 ]
 Text = Annotated[
     Path | None,
@@ -96,10 +96,10 @@ def port(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Port a model: plan it, build it, and prove that the result is right.
+    """Port a model: build it, and prove that it is right.
 
-    The values that the recipe leaves to cetane are chosen first. The first shard of every kind is
-    judged before the others are made. After an interruption, run it again: it resumes. Exit code 1
+    cetane first chooses the values that the recipe leaves to it. It judges the first shard of every
+    kind before it makes the others. After an interruption, run it again: it resumes. Exit code 1
     when a gate fails.
     """
     started = time.monotonic()

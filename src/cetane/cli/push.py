@@ -10,7 +10,9 @@ from cetane.cli.output import megabytes, print_json, progress, say, say_next, wa
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(help="A bundle, or a folder of cetane export.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A bundle, or a folder of cetane export.")
+    ],
     repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository.")],
     bundle: Annotated[
         Path | None,
@@ -24,7 +26,7 @@ def push(
     held_out: Annotated[
         bool,
         typer.Option(
-            "--held-out", help="Upload the windows of your --text that a draft head did not learn."
+            "--held-out", help="Agree to upload the part of your --text that a draft head keeps."
         ),
     ] = False,
     dry_run: Annotated[
@@ -32,9 +34,10 @@ def push(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Upload a folder to the Hugging Face hub, with a model card from the bundle's gates.
+    """Upload a bundle or an export to the hub.
 
-    It uses your login: hf auth login.
+    It goes to the Hugging Face hub, with a model card from the bundle's gates. It uses your login:
+    hf auth login.
     """
     from cetane.report.push import push as upload
 

@@ -59,10 +59,11 @@ def quantize_activations(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Calibrate and quantize a bundle's activations to 8 bits, and compare it with the model.
+    """Give a bundle activations of 8 bits.
 
-    Weights stay unchanged. Exit code 1 when the mean cosine of a hidden state or of the
-    logits is below 0.95, or the recipe's promise of quality is broken.
+    It calibrates them, and compares the new bundle with the model. Weights stay unchanged. Exit
+    code 1 when the mean cosine of a hidden state or of the logits is below 0.95. It is also 1 when
+    the recipe's promise of quality is broken.
     """
     from cetane.activations import Options, judge_activations
 

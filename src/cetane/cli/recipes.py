@@ -5,7 +5,7 @@ from cetane.cli.output import console, facts, print_json, say
 
 
 def recipes(json: Json = False) -> None:
-    """List the recipes that come with cetane, by family."""
+    """List the recipes that come with cetane."""
     from cetane.pipeline.request import shipped_recipes
 
     known = shipped_recipes()

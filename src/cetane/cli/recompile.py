@@ -5,7 +5,10 @@ from cetane.cli.output import print_json, progress, table
 
 
 def recompile(bundle: BundlePath, json: Json = False) -> None:
-    """Compile and load every shard again, as needed after an upgrade of macOS."""
+    """Compile and load every shard again.
+
+    An upgrade of macOS makes this necessary.
+    """
     from cetane.pipeline.recompile import recompile as compile_anew
 
     with progress("recompile") as update:

@@ -37,9 +37,9 @@ def report(
     model: Checkpoint = None,
     json: Json = False,
 ) -> None:
-    """Write one self-contained page about a bundle or an experiment.
+    """Write a page about a bundle or an experiment.
 
-    Its figures lie beside it as JSON.
+    The page needs no other file and no network. Its figures lie beside it as JSON.
     """
     from cetane.files import check_outside, check_writable, disk_errors, write_json, write_text
     from cetane.report.content.page import BundleReport

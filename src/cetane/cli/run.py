@@ -32,9 +32,9 @@ PromptIdsOption = Annotated[
 SpeculativeOption = Annotated[
     str,
     typer.Option(
-        help="The drafter, for verifying several tokens at once. Auto is look-ups, and the "
-        "bundle's draft head or else self-drafts (triforce). Others: ngram, suffix, union, "
-        "triforce, medusa, eagle3, the path of a smaller bundle, none."
+        help="Who drafts tokens, which one call of the model then verifies. auto asks look-ups, "
+        "and the bundle's draft head or else self-drafts (triforce). Others: ngram, suffix, union, "
+        "triforce, medusa, eagle3, or the path of a smaller bundle. none decodes plainly."
     ),
 ]
 
@@ -73,7 +73,10 @@ def run(
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     json: Json = False,
 ) -> None:
-    """Generate text from a bundle's Core ML packages, on any machine."""
+    """Generate text from a bundle, on any machine.
+
+    On a Mac, Core ML runs the packages. Elsewhere cetane's own executor does.
+    """
     check(chat, json, prompt, prompt_ids)
     ids = None if prompt_ids is None else parse_ids(prompt_ids)
     with progress("loading") as update:

@@ -23,7 +23,10 @@ def serve(
     ] = None,
     origin: Annotated[
         list[str] | None,
-        typer.Option(help="A web page's origin that may call the server (CORS)."),
+        typer.Option(
+            metavar="URL",
+            help="A web page's origin that may call the server (CORS). May be repeated.",
+        ),
     ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait for a model.")] = 64,
     seconds: Annotated[float, typer.Option(min=1, help="The longest time of a request.")] = 600,

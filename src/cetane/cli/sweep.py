@@ -43,7 +43,8 @@ BudgetOption = Annotated[
 FormatsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Only formats of this name or pattern; '*' for all formats. May be repeated."
+        metavar="PATTERN",
+        help="Only formats of this name or pattern; '*' for all formats. May be repeated.",
     ),
 ]
 OutputOption = Annotated[
@@ -67,9 +68,10 @@ def sweep(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Judge many compressions of a model on a text, without building any, and choose one.
+    """Judge many compressions of a model, and choose one.
 
-    Writes the points, a plot, and the chosen point as a recipe. After an interruption, run it
+    It judges them on a text, and builds none. It writes the points, a plot, and the chosen point as
+    a recipe. After an interruption, run it
     again: it keeps its results. Exit code 1 where every point is larger than the budget.
     """
     from cetane.gates.residency.target import DEFAULT_OS
@@ -107,7 +109,7 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
     reasons: dict[tuple[str, str], list[str]] = {}
     for point in shown:
         if share := point.predicted.weights_off_ane:
-            why = f"{share:.0%} of the weights", ", ".join(point.predicted.rules)
+            why = f"{share:.0%} of the weights", ", ".join(sorted(point.predicted.rules))
             reasons.setdefault(why, []).append(point.name)
     for (share_of, rules), names in reasons.items():
         warn(f"predicted: {share_of} are read off the ANE ({rules}) with {', '.join(names)}")

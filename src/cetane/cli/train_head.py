@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 def train_head(
     bundle: BundlePath,
-    kind: Annotated[Literal["medusa", "eagle3"], typer.Argument(help="medusa or eagle3.")],
+    kind: Annotated[
+        Literal["medusa", "eagle3"],
+        typer.Argument(metavar="KIND", help="eagle3 guesses better, medusa costs less."),
+    ],
     text: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="FILE",
             help="A text to learn from; repeat for more.",
             show_default="answers that the model writes",
         ),
@@ -39,7 +43,7 @@ def train_head(
     batch: Annotated[int, typer.Option(min=1, help="Windows of a step, on each device.")] = 4,
     json: Json = False,
 ) -> None:
-    """Train a draft head for a bundle, and add it to the bundle as a shard.
+    """Train a draft head, and add it to its bundle.
 
     It learns from hidden states of decoding calls, and replaces an earlier draft head of its kind.
     With `torchrun`, it trains on several devices. Exit code 1 when its golden gate fails: then an

@@ -6,10 +6,10 @@ from typing import Annotated, TypedDict
 import typer
 
 from cetane.cli.options import (
-    Adapters,
     Checkpoint,
     Json,
-    Lora,
+    MovedAdapters,
+    MovedLora,
     Verbose,
     parse_adapters,
     parse_ids,
@@ -57,8 +57,8 @@ def validate(
         typer.Argument(metavar="BUNDLE", help="A bundle, or a folder for ANEMLL or CoreML-LLM."),
     ],
     model: Checkpoint = None,
-    lora: Lora = None,
-    adapter: Adapters = None,
+    lora: MovedLora = None,
+    adapter: MovedAdapters = None,
     text: TextOption = None,
     tokens: Annotated[int, typer.Option(min=2, help="The most tokens of the text.")] = TOKENS,
     layer: LayerOption = None,
@@ -68,10 +68,10 @@ def validate(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Compare a bundle with the Hugging Face model, and its draft heads with the trained ones.
+    """Compare a bundle with the Hugging Face model.
 
-    First, its packages and tables are compared with its manifest and with each other. Exit code 1
-    when a gate fails.
+    First, it compares packages and tables with the manifest and with each other. It also compares
+    draft heads with the trained ones. Exit code 1 when a gate fails.
 
     --layer and --full judge shards alone, each on the model's own tensors. They take seconds, and
     prove less.

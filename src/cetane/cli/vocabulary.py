@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 HeldOutOption = Annotated[
     list[Path] | None,
-    typer.Option(help="A text to judge on.", show_default="a tenth of the other texts"),
+    typer.Option(
+        metavar="FILE", help="A text to judge on.", show_default="a tenth of the other texts"
+    ),
 ]
 CoverageOption = Annotated[
     float,
@@ -31,7 +33,8 @@ ChoicesOption = Annotated[
 def vocabulary(
     model: Model,
     text: Annotated[
-        list[Path], typer.Option(help="A text like the future output; repeat for more.")
+        list[Path],
+        typer.Option(metavar="FILE", help="A text like the future output; repeat for more."),
     ],
     held_out: HeldOutOption = None,
     coverage: CoverageOption = 0.999,
@@ -42,10 +45,11 @@ def vocabulary(
     ),
     json: Json = False,
 ) -> None:
-    """Choose the tokens of a smaller head. Tokenizer and embeddings stay whole.
+    """Choose the tokens of a smaller head.
 
-    The head's tokens come from texts, and from the model's own greedy choices in these texts.
-    Special tokens, bytes and single characters always stay, so that any text can be written.
+    Tokenizer and embeddings stay whole. The head's tokens come from texts, and from the model's own
+    greedy choices in these texts. Special tokens, bytes and single characters always stay, so that
+    any text can be written. A recipe then names the file.
     """
     from cetane.pipeline.request import make_request
     from cetane.pipeline.vocabulary import choose_vocabulary

@@ -36,12 +36,15 @@ class Logits:
         """The logits, fp32 `(count, V)`; None until a head has run."""
         self.chosen: Array | None = None
         """The token that the last slice of the head chose for each token of the call."""
+        self.outside: Array
+        """Whether that slice chose none of its rows, bool `(count,)`."""
 
     def add(self, sink: ToLogits | ToChoice, value: Array) -> None:
         """Add an output of the head for T >= `count` tokens. It holds logits `(1, rows, 1, T)` or
         `(1, rows, T, 1)`, a choice's row `(2, T)`, or a choice's logit `(1, T)`.
 
-        Raises CetaneError for a choice outside its rows.
+        Raises CetaneError for a choice outside its rows, unless its logit is infinity or NaN: among
+        NaN, no row is the largest.
         """
         head, count = self.head, self.count
         if self.rows is None:
@@ -51,8 +54,11 @@ class Logits:
             self.rows[:, head.plan.tokens(sink.start, sink.stop)] = head.capped(slices)
         elif sink.part == "row":
             rows = sink.block * value[0, :count] + value[1:, :count].sum(0)
-            if not ((rows >= 0) & (rows < sink.stop - sink.start)).all():
-                raise CetaneError("the head chose a row that it does not have", PORT_AGAIN)
-            self.chosen = head.plan.choosable[sink.start + rows.astype(int)]
+            self.outside = ~((rows >= 0) & (rows < sink.stop - sink.start))
+            rows = np.where(self.outside, 0, rows).astype(int)
+            self.chosen = head.plan.choosable[sink.start + rows]
         else:
-            self.rows[np.arange(count), self.chosen] = head.capped(value.reshape(-1)[:count])
+            logits = head.capped(value.reshape(-1)[:count])
+            if (self.outside & np.isfinite(logits)).any():
+                raise CetaneError("the head chose a row that it does not have", PORT_AGAIN)
+            self.rows[np.arange(count), self.chosen] = logits

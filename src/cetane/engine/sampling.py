@@ -132,7 +132,10 @@ def check_finite(logits: Array) -> None:
     """Raise CetaneError for logits with NaN or infinity, from which nothing can be chosen."""
     highest = logits.max()  # NaN if any is
     if not np.isfinite(highest):
-        raise CetaneError(f"the logits hold {'NaN' if np.isnan(highest) else 'infinity'}")
+        raise CetaneError(
+            f"the logits hold {'NaN' if np.isnan(highest) else 'infinity'}",
+            "cetane validate BUNDLE names the op from which it comes",
+        )
 
 
 def largest(scores: Array, count: int) -> Array:

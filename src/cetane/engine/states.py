@@ -78,7 +78,7 @@ def copy_errors(function: Function) -> Iterator[None]:
     except RuntimeError as error:  # Core ML's
         raise CetaneError(
             f"the states of {function.owner} cannot be copied: {reason(error)}",
-            "port with --set cache.contract=readonly, or with --set cache.capacities=[]",
+            "port with --set cache.contract=readonly, or with --set 'cache.capacities=[]'",
         ) from error
 
 

@@ -74,7 +74,9 @@ def evaluate(
     checkpoint = checkpoint_of(opened, model) if against_reference else None
     answers = kept_answers(["onnxruntime"], opened.digest, backend, adapter)
     own = BundleModel(opened, backend, answers, progress, adapter)
-    ours = run(own, tasks, manager, settings, folder)
+    # The harness names its folder by this, which is the server's name of the same model.
+    name = opened.path.resolve().name + ("" if adapter is None else f":{adapter}")
+    ours = run(own, tasks, manager, settings | {"model_args": {"model": name}}, folder)
     theirs, truth = None, None
     if checkpoint is not None:
         truth = reference_model(checkpoint, own, adapter, progress)

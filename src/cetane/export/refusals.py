@@ -17,7 +17,7 @@ def refuse_capacities(recipe: Recipe, what: str) -> None:
         raise CetaneError(
             f"{what} has caches of one length, but recipe {recipe.name} has the capacities "
             f"{', '.join(map(str, recipe.cache.capacities))} and {recipe.cache.context}",
-            "port with --set cache.capacities=[]",
+            "port with --set 'cache.capacities=[]'",
         )
 
 

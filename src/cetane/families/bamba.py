@@ -12,7 +12,7 @@ from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block
 from cetane.families.blocks import Mixer, PartNames, PreNormBlock
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
-from cetane.families.kinds import LayerKind
+from cetane.families.kinds import FULL, LINEAR, LayerKind
 from cetane.families.layers import MLP
 from cetane.families.mamba2 import Mamba2, Mamba2Config, MambaRows, mamba2_form
 from cetane.families.model import Model
@@ -56,7 +56,7 @@ def author(config: BambaConfig, options: ResidualOptions) -> Model:
     layers: list[Block] = []
     with torch.device("meta"):
         for index, layer_type in enumerate(types):
-            attends = layer_type == "full_attention"
+            attends = layer_type == FULL
             mixer: Mixer = (
                 Attention(size, config.rms_norm_eps, kind, form, scale)
                 if attends
@@ -69,7 +69,7 @@ def author(config: BambaConfig, options: ResidualOptions) -> Model:
         config,
         layers,
         scale,
-        [kind] if "full_attention" in types else [],
+        [kind] if FULL in types else [],
         norm="model.final_layernorm.weight",
-        memory=mamba.memory if "linear_attention" in types else {},
+        memory=mamba.memory if LINEAR in types else {},
     )

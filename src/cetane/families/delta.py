@@ -15,6 +15,7 @@ from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
 from cetane.families.configs import invalid
+from cetane.families.kinds import FULL, LINEAR
 from cetane.families.layers import (
     CausalTaps,
     Projection,
@@ -24,7 +25,7 @@ from cetane.families.layers import (
 )
 from cetane.families.matrices import Decays, MatrixHeads, fading
 
-LAYER_TYPES = ("linear_attention", "full_attention")
+LAYER_TYPES = (LINEAR, FULL)
 """The types of layers of a model with this rule, as its config names them."""
 
 
@@ -167,11 +168,11 @@ class DeltaNet(Mixer):
         mixed = self.projected(x)
         mixed = self.act(self.conv1d(memory["conv"](mixed) if self.taps > 1 else mixed))
         q, k, v = mixed.split(self.sizes, dim=1)
-        q, k = (self.unit(one.reshape(1, heads.key_heads, heads.keys, -1)) for one in (q, k))
+        q, k = (one.reshape(1, heads.key_heads, heads.keys, -1) for one in (q, k))
+        q, k = self.unit(q, heads.keys**-0.5 * RAISED_ANSWERS), self.unit(k)
         v = v.reshape(1, heads.count, heads.values, -1)
         rates = torch.sigmoid(self.in_proj_b(x))
         rates = rates * self.most if self.most != 1 else rates
-        q = q * (heads.keys**-0.5 * RAISED_ANSWERS)
         _, decays = self.decays(self.in_proj_a(x))
         rule = delta_rule(heads, self.axes, q, k, v, decays, rates)
         answers = self.norm(memory["delta"](rule))
@@ -185,10 +186,10 @@ class DeltaNet(Mixer):
             return made
         return torch.cat([self.get_submodule(name)(x) for name in APART], dim=1)
 
-    def unit(self, x: Tensor) -> Tensor:
-        """Queries or keys `(1, heads, keys, T)`, each divided by its length.
+    def unit(self, x: Tensor, length: float = 1.0) -> Tensor:
+        """Queries or keys `(1, heads, keys, T)`, each brought to a length.
 
         `normalize` divides by the root of a mean square; the last factor makes a sum of the mean.
         """
         size = self.heads.keys
-        return normalize(x, size, TINY / size, axis=2) * size**-0.5
+        return normalize(x, size, TINY / size, axis=2) * (size**-0.5 * length)

@@ -22,7 +22,7 @@ from cetane.families.blocks import SandwichBlock
 from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model
 from cetane.families.grouped_query import AttentionHeads, KeysOrValues, Rounded
-from cetane.families.kinds import KINDS, LayerKind
+from cetane.families.kinds import FULL, KINDS, LayerKind
 from cetane.families.layers import MLP, Exchange, Projection, RMSNorm, activation, normalize
 from cetane.families.model import Model, StoredTable, TokenTable
 from cetane.families.options import ResidualOptions, residual_eps
@@ -81,7 +81,7 @@ def make_kind(
 ) -> LayerKind:
     """A kind of layers; `of` is the config of one such layer."""
     typed = config.model_type not in ("gemma2", "vaultgemma")
-    full, name = layer_type == "full_attention", KINDS[layer_type]
+    full, name = layer_type == FULL, KINDS[layer_type]
     return LayerKind(
         heads,
         # transformers gives positions to whole heads; `proportional` has pairs with an angle of 0

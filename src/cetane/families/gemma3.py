@@ -21,7 +21,7 @@ from cetane.families.gemma import (
     GemmaOptions,
     make_kind,
 )
-from cetane.families.kinds import KINDS, kind_names
+from cetane.families.kinds import FULL, KINDS, kind_names
 from cetane.families.layers import MLP
 from cetane.families.model import Model
 
@@ -49,7 +49,7 @@ def author(config: Gemma3Config, options: GemmaOptions) -> Model:
         heads = heads_of(
             config,
             config.query_pre_attn_scalar**-0.5,
-            block=options.full_block if layer_type == "full_attention" else None,
+            block=options.full_block if layer_type == FULL else None,
             softcap=config.attn_logit_softcapping if older else None,
         )
         kinds[KINDS[layer_type]] = make_kind(config, config, layer_type, heads, options)

@@ -32,7 +32,7 @@ from cetane.families.gemma import (
     sharing_model,
 )
 from cetane.families.grouped_query import at_least
-from cetane.families.kinds import KINDS, LayerKind, kind_names
+from cetane.families.kinds import FULL, KINDS, LayerKind, kind_names
 from cetane.families.layers import Leaf, Projection, RMSNorm
 from cetane.families.model import Model
 
@@ -248,7 +248,7 @@ def author(config: Gemma3nConfig, options: GemmaOptions) -> Model:
     names, scale = kind_names(config), options.scale
     modes, kinds = check_sharing(config), {}
     for layer_type in dict.fromkeys(config.layer_types):
-        block = options.full_block if layer_type == "full_attention" else None
+        block = options.full_block if layer_type == FULL else None
         heads = heads_of(config, 1.0, block=block)
         kinds[KINDS[layer_type]] = make_kind(config, config, layer_type, heads, options)
     with torch.device("meta"):

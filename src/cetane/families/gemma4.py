@@ -27,7 +27,7 @@ from cetane.families.gemma import (
     sharing_model,
 )
 from cetane.families.grouped_query import AttentionHeads
-from cetane.families.kinds import KINDS, LayerKind, kind_names
+from cetane.families.kinds import FULL, KINDS, LayerKind, kind_names
 from cetane.families.layers import Held, Leaf
 from cetane.families.model import Model
 from cetane.families.rotary import RotaryConfig
@@ -132,7 +132,7 @@ def layer_kinds(config: Gemma4Config, options: GemmaOptions) -> dict[str, LayerK
                 config.model_type,
                 f"{query} query heads of {dim} channels for {kv} key/value heads",
             )
-        block = options.full_block if layer_type == "full_attention" else None
+        block = options.full_block if layer_type == FULL else None
         heads = AttentionHeads(query, kv, dim, 1.0, block)
         kinds[KINDS[layer_type]] = make_kind(config, of, layer_type, heads, options)
     return kinds

@@ -14,7 +14,7 @@ from cetane.families.base import Block
 from cetane.families.blocks import Mixer, PartNames, PreNormBlock
 from cetane.families.decoder import Norms, decoder_model, heads_of
 from cetane.families.experts import ExpertOptions, SharedExpert, expert_channels, mixture_of
-from cetane.families.kinds import LayerKind, check_types
+from cetane.families.kinds import FULL, LINEAR, LayerKind, check_types
 from cetane.families.layers import MLP
 from cetane.families.llama import LlamaConfig, multiplied
 from cetane.families.mamba2 import Mamba2, Mamba2Config, MambaRows, mamba2_form
@@ -24,10 +24,8 @@ from cetane.families.rotary import rotary_table
 
 Options = ExpertOptions
 MODEL_TYPES = ("granitemoehybrid",)
-MIXING, ATTENDING = "linear_attention", "full_attention"
-"""The types of layers."""
 ATTENDS, MIXES = PartNames(mlp="shared_mlp"), PartNames(mixer="mamba", mlp="shared_mlp")
-"""The names of their parts."""
+"""The names of the parts of layers."""
 EXPERTS = PartNames(mlp="block_sparse_moe")
 MLP_NAMES = "gate_proj", "up_proj", "output_linear"
 
@@ -52,7 +50,7 @@ class HybridBlock(MambaRows, PreNormBlock):
 
 def author(config: GraniteHybridConfig, options: ExpertOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
-    check_types(config, (MIXING, ATTENDING))
+    check_types(config, (LINEAR, FULL))
     own, scale = multiplied(config, 1 / config.logits_scaling), options.scale
     size, inner, act = config.hidden_size, config.shared_intermediate_size, config.hidden_act
     norm, added, types = Norms(config, scale), scale * own.residual, config.layer_types
@@ -64,7 +62,7 @@ def author(config: GraniteHybridConfig, options: ExpertOptions) -> Model:
     layers: list[Block] = []
     with torch.device("meta"):
         for index, layer_type in enumerate(types):
-            attends = layer_type == ATTENDING
+            attends = layer_type == FULL
             names = ATTENDS if attends else MIXES
             mixer: Mixer = (
                 Attention(size, config.rms_norm_eps, kind, own.form, added)
@@ -87,9 +85,9 @@ def author(config: GraniteHybridConfig, options: ExpertOptions) -> Model:
         config,
         layers,
         scale,
-        [kind] if ATTENDING in types else [],
+        [kind] if FULL in types else [],
         embedding=own.embedding,
         logits=own.logits,
-        memory=mamba.memory if MIXING in types else {},
+        memory=mamba.memory if LINEAR in types else {},
         channels=expert_channels(experts),
     )

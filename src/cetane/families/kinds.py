@@ -15,7 +15,10 @@ from cetane.families.model import CacheGroup
 from cetane.families.rotary import RotaryTable
 from cetane.schema.interface import Mask, Rotary, Source
 
-KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+"""Types of layers in the `layer_types` of a config: those with a window, those that see all tokens,
+and those that keep a matrix in place of a cache."""
+KINDS = {SLIDING: "sliding", FULL: "full"}
 """The names of kinds, by the `layer_types` of a config."""
 ALWAYS_WINDOWED = (
     "afmoe", "cohere2", "cwm", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3",

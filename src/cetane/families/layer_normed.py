@@ -15,9 +15,10 @@ GPT-NeoX, Nemotron, Persimmon, Phi and StableLM give positions to some channels 
 truth is transformers' `modeling_{model_type}.py`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -115,81 +116,108 @@ class Traits:
 
 def traits(config: LayerNormedConfig) -> Traits:
     """The traits of a config."""
-    match config.model_type:
-        case "cohere" | "cohere2":
-            own = config.attention_bias
-            normed = config.model_type == "cohere" and config.use_qk_norm
-            return Traits(
-                AttentionForm(own, own, normed_by("stacked", normed)),
-                config.layer_norm_eps,
-                InterleavedParallelBlock,
-                ONE_NORM,
-                bias=False,
-                whole=True,
-                logits=logit_scale(config),
-            )
-        case "gpt_neox":
-            own, beside = config.attention_bias, config.use_parallel_residual
-            return Traits(
-                AttentionForm(own, own, output="dense"),
-                config.layer_norm_eps,
-                HeadedParallelBlock if beside else HeadedBlock,
-                NEOX,
-                mlp_bias=True,
-                mlp_names=WIDER,
-                table="gpt_neox.embed_in.weight",
-                norm="gpt_neox.final_layer_norm.weight",
-            )
-        case "jais2":
-            own = config.attention_bias
-            return Traits(
-                AttentionForm(own, own),
-                config.layer_norm_eps,
-                mlp_bias=config.mlp_bias,
-                mlp_names=UNGATED,
-                whole=True,
-            )
-        case "nemotron":
-            own = config.attention_bias
-            return Traits(
-                AttentionForm(own, own),
-                config.norm_eps,
-                unit_offset=True,
-                mlp_bias=config.mlp_bias,
-                mlp_names=UNGATED,
-            )
-        case "olmo":
-            own = config.attention_bias
-            form = AttentionForm(own, own, clip=config.clip_qkv)
-            return Traits(form, OLMO_EPS, weight=False, bias=False, whole=True)
-        case "persimmon":
-            norms = normed_by("layer", config.qk_layernorm)
-            return Traits(
-                AttentionForm(True, True, norms, output="dense", normed=PER_HEAD),
-                config.layer_norm_eps,
-                HeadedBlock,
-                mlp_bias=True,
-                mlp_names=WIDER,
-                norm="model.final_layernorm.weight",
-            )
-        case "phi":
-            norms = normed_by("layer", config.qk_layernorm)
-            return Traits(
-                AttentionForm(True, True, norms, output="dense", normed=PER_HEAD),
-                config.layer_norm_eps,
-                ParallelBlock,
-                ONE_NORM,
-                mlp_bias=True,
-                mlp_names=("fc1", "fc2"),
-                norm="model.final_layernorm.weight",
-                output_bias=True,
-            )
-        case "stablelm":
-            norms = normed_by("listed", config.qk_layernorm)
-            form = AttentionForm(config.use_qkv_bias, norms=norms, normed=PER_HEAD)
-            if config.use_parallel_residual:
-                return Traits(form, config.layer_norm_eps, ParallelBlock, ONE_NORM)
-            return Traits(form, config.layer_norm_eps)
+    return TRAITS[config.model_type](config)
+
+
+def form_of(config: LayerNormedConfig, **more: Any) -> AttentionForm:
+    """Attention whose projections all have biases, or none. `more` are other fields of the form."""
+    own = config.attention_bias
+    return AttentionForm(own, own, **more)
+
+
+def cohere(config: LayerNormedConfig) -> Traits:
+    """Cohere, or Cohere 2. CetaneError for no factor on logits: transformers cannot run that."""
+    if config.logit_scale is None:
+        raise invalid(config.model_type, "logit_scale = None, not a number")
+    normed = config.model_type == "cohere" and config.use_qk_norm
+    return Traits(
+        form_of(config, norms=normed_by("stacked", normed)),
+        config.layer_norm_eps,
+        InterleavedParallelBlock,
+        ONE_NORM,
+        bias=False,
+        whole=True,
+        logits=config.logit_scale,
+    )
+
+
+def gpt_neox(config: LayerNormedConfig) -> Traits:
+    return Traits(
+        form_of(config, output="dense"),
+        config.layer_norm_eps,
+        HeadedParallelBlock if config.use_parallel_residual else HeadedBlock,
+        NEOX,
+        mlp_bias=True,
+        mlp_names=WIDER,
+        table="gpt_neox.embed_in.weight",
+        norm="gpt_neox.final_layer_norm.weight",
+    )
+
+
+def jais2(config: LayerNormedConfig) -> Traits:
+    return Traits(
+        form_of(config),
+        config.layer_norm_eps,
+        mlp_bias=config.mlp_bias,
+        mlp_names=UNGATED,
+        whole=True,
+    )
+
+
+def nemotron(config: LayerNormedConfig) -> Traits:
+    return Traits(
+        form_of(config),
+        config.norm_eps,
+        unit_offset=True,
+        mlp_bias=config.mlp_bias,
+        mlp_names=UNGATED,
+    )
+
+
+def olmo(config: LayerNormedConfig) -> Traits:
+    form = form_of(config, clip=config.clip_qkv)
+    return Traits(form, OLMO_EPS, weight=False, bias=False, whole=True)
+
+
+def dense_form(config: LayerNormedConfig) -> AttentionForm:
+    """Attention as Persimmon and Phi have it."""
+    norms = normed_by("layer", config.qk_layernorm)
+    return AttentionForm(True, True, norms, output="dense", normed=PER_HEAD)
+
+
+def persimmon(config: LayerNormedConfig) -> Traits:
+    return Traits(
+        dense_form(config),
+        config.layer_norm_eps,
+        HeadedBlock,
+        mlp_bias=True,
+        mlp_names=WIDER,
+        norm="model.final_layernorm.weight",
+    )
+
+
+def phi(config: LayerNormedConfig) -> Traits:
+    return Traits(
+        dense_form(config),
+        config.layer_norm_eps,
+        ParallelBlock,
+        ONE_NORM,
+        mlp_bias=True,
+        mlp_names=("fc1", "fc2"),
+        norm="model.final_layernorm.weight",
+        output_bias=True,
+    )
+
+
+def stablelm(config: LayerNormedConfig) -> Traits:
+    norms = normed_by("listed", config.qk_layernorm)
+    form = AttentionForm(config.use_qkv_bias, norms=norms, normed=PER_HEAD)
+    if config.use_parallel_residual:
+        return Traits(form, config.layer_norm_eps, ParallelBlock, ONE_NORM)
+    return Traits(form, config.layer_norm_eps)
+
+
+def starcoder2(config: LayerNormedConfig) -> Traits:
     own = config.use_bias
     return Traits(
         AttentionForm(own, own),
@@ -200,11 +228,12 @@ def traits(config: LayerNormedConfig) -> Traits:
     )
 
 
-def logit_scale(config: LayerNormedConfig) -> float:
-    """Cohere's factor on logits. CetaneError for none: transformers cannot run that."""
-    if config.logit_scale is None:
-        raise invalid(config.model_type, "logit_scale = None, not a number")
-    return config.logit_scale
+TRAITS: dict[str, Callable[[LayerNormedConfig], Traits]] = {
+    "cohere": cohere, "cohere2": cohere, "gpt_neox": gpt_neox, "jais2": jais2,
+    "nemotron": nemotron, "olmo": olmo, "persimmon": persimmon, "phi": phi, "stablelm": stablelm,
+    "starcoder2": starcoder2,
+}  # fmt: skip
+"""The traits of each model type, which a config's numbers complete."""
 
 
 def author(config: LayerNormedConfig, options: ResidualOptions) -> Model:

@@ -18,7 +18,7 @@ from cetane.families.base import Block, Flow, Memory
 from cetane.families.blocks import Mixer, PreNormBlock, SandwichBlock, SandwichNames
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
 from cetane.families.experts import ExpertOptions, Mixture, MixtureBlock, expert_channels
-from cetane.families.kinds import KINDS, LayerKind, check_types
+from cetane.families.kinds import FULL, KINDS, SLIDING, LayerKind, check_types
 from cetane.families.layers import MLP, CausalTaps, Projection, RMSNorm
 from cetane.families.model import History, Model
 from cetane.families.options import residual_eps
@@ -26,7 +26,7 @@ from cetane.families.rotary import rotary_table
 
 Options = ExpertOptions
 MODEL_TYPES = ("lfm2", "lfm2_moe", "lfm3")
-LAYER_TYPES = ("conv", "full_attention", "sliding_attention")
+LAYER_TYPES = ("conv", FULL, SLIDING)
 """The types of layers. Only LFM3 has the last."""
 
 FORM = AttentionForm(norms="head", output="out_proj", normed=("q_layernorm", "k_layernorm"))

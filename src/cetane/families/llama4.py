@@ -29,7 +29,7 @@ from cetane.families.experts import (
     expert_channels,
     mixture_of,
 )
-from cetane.families.kinds import LayerKind
+from cetane.families.kinds import FULL, LayerKind
 from cetane.families.layers import MLP
 from cetane.families.model import Model, Reach
 from cetane.families.rotary import rotary_table
@@ -153,7 +153,7 @@ def check(config: Llama4Config) -> None:
     if len(config.no_rope_layers) != config.num_hidden_layers:
         raise invalid(kind, f"no_rope_layers has {len(config.no_rope_layers)} entries")
     for layer_type in types:
-        if layer_type not in (CHUNKED, "full_attention"):
-            raise invalid(kind, f"layer_types: {layer_type!r}; known: {CHUNKED}, full_attention")
+        if layer_type not in (CHUNKED, FULL):
+            raise invalid(kind, f"layer_types: {layer_type!r}; known: {CHUNKED}, {FULL}")
     if CHUNKED in types and config.attention_chunk_size is None:
         raise invalid(kind, "attention_chunk_size = None, but some layers attend in chunks")

@@ -25,7 +25,7 @@ from cetane.families.experts import (
     SharedExpert,
     expert_channels,
 )
-from cetane.families.kinds import LayerKind, check_types
+from cetane.families.kinds import FULL, LINEAR, LayerKind, check_types
 from cetane.families.layers import MLP, UNGATED, Held, RMSNorm
 from cetane.families.mamba2 import Mamba2, Mamba2Form, MambaRows, grouped, step_bounds
 from cetane.families.model import Model, StoredTable
@@ -34,9 +34,9 @@ from cetane.families.rotary import RotaryTable
 
 Options = ExpertOptions
 MODEL_TYPES = ("nemotron_h",)
-MIXING, ATTENDING, DENSE, SPARSE = "linear_attention", "full_attention", "mlp", "moe"
-"""The types of layers."""
-PARTS = {MIXING: "mamba", ATTENDING: "self_attn", DENSE: "mlp"}
+DENSE, SPARSE = "mlp", "moe"
+"""The types of layers that mix no tokens."""
+PARTS = {LINEAR: "mamba", FULL: "self_attn", DENSE: "mlp"}
 """The names of what a layer has behind its norm. The checkpoint calls all of them `STORED`."""
 STORED = "mixer"
 EXPERTS = PartNames(mlp_norm="norm", mlp=STORED)
@@ -137,7 +137,7 @@ def author(config: NemotronHConfig, options: ExpertOptions) -> Model:
     scale, size, eps = options.scale, config.hidden_size, config.layer_norm_epsilon
     act, bias, form = config.mlp_hidden_act, config.mlp_bias, AttentionForm()
     kind = LayerKind(heads_of(config), RotaryTable(torch.empty(0)), positioned=False)
-    mamba = mamba2_form(config) if MIXING in types else None
+    mamba = mamba2_form(config) if LINEAR in types else None
     experts = mixture(config, options) if SPARSE in types else None
     norm = partial(RMSNorm, size, residual_eps(eps, scale))
     layers: list[Block] = []
@@ -159,9 +159,9 @@ def author(config: NemotronHConfig, options: ExpertOptions) -> Model:
                 )
                 continue
             mixer: Mixer
-            if mamba is not None and layer_type == MIXING:
+            if mamba is not None and layer_type == LINEAR:
                 mixer = Mamba2(mamba, scale)
-            elif layer_type == ATTENDING:
+            elif layer_type == FULL:
                 mixer = Attention(size, eps, kind, form, scale)
             else:
                 inner = config.intermediate_size
@@ -173,7 +173,7 @@ def author(config: NemotronHConfig, options: ExpertOptions) -> Model:
         config,
         layers,
         scale,
-        [kind] if ATTENDING in types else [],
+        [kind] if FULL in types else [],
         embedding=StoredTable("model.embeddings.weight", factor=scale),
         norm="model.norm_f.weight",
         eps=eps,

@@ -13,7 +13,7 @@ from cetane.families.base import Block, Weight
 from cetane.families.blocks import PartNames, PreNormBlock
 from cetane.families.decoder import Norms, decoder_model, heads_of
 from cetane.families.delta import LAYER_TYPES, DeltaConfig, DeltaNet, delta_heads
-from cetane.families.kinds import LayerKind, check_types
+from cetane.families.kinds import FULL, LayerKind, check_types
 from cetane.families.layers import MLP, Held
 from cetane.families.model import Model
 from cetane.families.olmo2 import OlmoConfig, OlmoLayer
@@ -61,7 +61,7 @@ def author(config: OlmoHybridConfig, options: ResidualOptions) -> Model:
     layers: list[Block] = []
     with torch.device("meta"):
         for index, layer_type in enumerate(config.layer_types):
-            if layer_type == "full_attention":
+            if layer_type == FULL:
                 layers.append(OlmoLayer(config, index, kind, scale))
                 continue
             mixer = DeltaNet(size, delta, taps, act, EPS, scale, most, apart=True)

@@ -26,7 +26,7 @@ from cetane.families.experts import (
     mixture_of,
 )
 from cetane.families.grouped_query import AttentionHeads
-from cetane.families.kinds import KindsConfig, LayerKind, check_types
+from cetane.families.kinds import FULL, LINEAR, KindsConfig, LayerKind, check_types
 from cetane.families.layers import MLP, Held, RowPick
 from cetane.families.matrices import MatrixHeads
 from cetane.families.model import Model
@@ -121,7 +121,7 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     with torch.device("meta"):
         for index, layer_type in enumerate(config.layer_types):
             mixer: Mixer
-            if layer_type == "full_attention":
+            if layer_type == FULL:
                 mixer, names = Attention(size, eps, kind, form, scale), PartNames()
             else:
                 mixer = DeltaNet(size, delta, taps, act, eps, scale)
@@ -139,8 +139,8 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
         config,
         layers,
         scale,
-        [kind] if "full_attention" in config.layer_types else [],
-        memory=delta.memory("delta", taps) if "linear_attention" in config.layer_types else {},
+        [kind] if FULL in config.layer_types else [],
+        memory=delta.memory("delta", taps) if LINEAR in config.layer_types else {},
         channels=expert_channels(experts),
         unit_offset=True,
     )

@@ -6,9 +6,7 @@ A file is written whole or not at all, and nothing in a file is trusted before i
 from pathlib import Path
 
 from cetane.files.cache import (
-    cache_dir,
     forget_oldest,
-    home,
     is_kept,
     keep_tensors,
     keep_text,
@@ -29,7 +27,15 @@ from cetane.files.hashes import (
 from cetane.files.identities import content_identity, file_identity
 from cetane.files.kernels import KERNELS, KERNELS_OF, place_kernels
 from cetane.files.locks import claimed, is_claimed
-from cetane.files.paths import PARTIAL, check_outside, inside, is_file, nameable
+from cetane.files.paths import (
+    PARTIAL,
+    cache_dir,
+    check_outside,
+    home,
+    inside,
+    is_file,
+    nameable,
+)
 from cetane.files.progress import Progress, silent
 from cetane.files.reading import (
     LARGEST,
@@ -37,6 +43,7 @@ from cetane.files.reading import (
     documentation,
     is_present,
     open_regular,
+    open_to_append,
     read_bytes,
     read_exactly,
     read_json,
@@ -97,6 +104,7 @@ __all__ = [
     "kept_tensors",
     "nameable",
     "open_regular",
+    "open_to_append",
     "read_bytes",
     "read_cache",
     "read_exactly",

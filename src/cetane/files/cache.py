@@ -1,6 +1,5 @@
-"""The cache folder, and files in it that are used only as they were written."""
+"""Files of the cache folder, which are used only as they were written."""
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,28 +12,6 @@ from cetane.files.writing import disk_errors, remove, replacing
 
 DIGITS = 64
 """The digits of a SHA-256."""
-
-
-def cache_dir() -> Path:
-    """`$CETANE_CACHE`, else `$XDG_CACHE_HOME/cetane`, else `~/.cache/cetane`. It may not exist.
-
-    Raises CetaneError if that is in a home folder, and none is known."""
-    if own := os.environ.get("CETANE_CACHE"):
-        return Path(own)
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "cetane"
-    return home() / ".cache" / "cetane"
-
-
-def home() -> Path:
-    """The user's home folder. Raises CetaneError if none is known, as in some containers."""
-    try:
-        return Path.home()
-    except RuntimeError as error:
-        raise CetaneError(
-            "the system knows no home folder of this user",
-            "set HOME, or set CETANE_CACHE to a folder for the cache",
-        ) from error
 
 
 def forget_oldest(items: Iterable[Path], largest: int, keep: Path | None = None) -> None:

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from cetane.errors import CetaneError
-from cetane.files.cache import cache_dir, read_cache, write_cache
+from cetane.files.cache import read_cache, write_cache
 from cetane.files.hashes import json_sha256, sha256
+from cetane.files.paths import cache_dir
 
 
 def file_identity(path: Path) -> str:

@@ -8,8 +8,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from cetane.files.cache import cache_dir
 from cetane.files.hashes import code_sha256
+from cetane.files.paths import cache_dir
 from cetane.files.writing import remove
 
 KERNELS, KERNELS_OF = "NUMBA_CACHE_DIR", "cetane-kernels-"

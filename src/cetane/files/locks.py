@@ -9,7 +9,7 @@ from pathlib import Path
 from socket import gethostname
 
 from cetane.errors import CetaneError
-from cetane.files.reading import read_bytes
+from cetane.files.reading import open_regular, read_bytes
 from cetane.files.writing import disk_errors, remove, target_of
 from cetane.validation import parse_json
 
@@ -36,6 +36,8 @@ def claimed(target: Path, job: str, otherwise: str = OTHERWISE) -> Iterator[None
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         path = lock_of(target)
+        if path.is_symlink():  # which filelock does not follow either
+            raise CetaneError(f"cannot write {path}: it is a link", "move it away")
         lock = FileLock(path, timeout=0.2)
         try:
             lock.acquire()
@@ -72,7 +74,7 @@ def lock_of(target: Path) -> Path:
 def is_claimed(target: Path) -> bool:
     """Whether a process of this machine writes to `target` now."""
     try:
-        with lock_of(target).open("rb") as file:
+        with open_regular(lock_of(target), follow=False) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing the file releases it
     except FileNotFoundError:
         return False

@@ -1,5 +1,6 @@
-"""Paths that a manifest may name, and places that must not change."""
+"""Paths that a manifest may name, places that must not change, and the cache folder."""
 
+import os
 from pathlib import Path, PurePosixPath
 
 from cetane.errors import CetaneError
@@ -8,6 +9,28 @@ PARTIAL = ".partial"
 """The end of the name of a folder that is not finished yet."""
 MOST_NAME_BYTES = 255
 """The most bytes of a name on the disks of Linux and macOS."""
+
+
+def cache_dir() -> Path:
+    """`$CETANE_CACHE`, else `$XDG_CACHE_HOME/cetane`, else `~/.cache/cetane`. It may not exist.
+
+    Raises CetaneError if that is in a home folder, and none is known."""
+    if own := os.environ.get("CETANE_CACHE"):
+        return Path(own)
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "cetane"
+    return home() / ".cache" / "cetane"
+
+
+def home() -> Path:
+    """The user's home folder. Raises CetaneError if none is known, as in some containers."""
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise CetaneError(
+            "the system knows no home folder of this user",
+            "set HOME, or set CETANE_CACHE to a folder for the cache",
+        ) from error
 
 
 def nameable(path: str) -> bool:

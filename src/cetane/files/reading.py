@@ -5,7 +5,7 @@ import os
 import stat
 from contextlib import suppress
 from importlib import resources
-from io import BufferedReader
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,32 @@ def open_regular(path: Path, follow: bool = True) -> BufferedReader:
     Raises OSError for devices, pipes and folders, which could block or never end. Raises it for a
     link too, unless `follow`.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    handle = os.open(path, flags)
+    return open(regular(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW)), "rb")
+
+
+def open_to_append(path: Path) -> BufferedRandom:
+    """A regular file, opened for reading and appending; it is made if nothing is there.
+
+    Raises CetaneError for anything else. A stranger's folder may hold a link to a file of the user,
+    such as one that a shell reads at its start.
+    """
+    try:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        return open(regular(path, flags), "a+b")
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EINVAL):
+            raise
+        what = "a link" if path.is_symlink() else "no regular file"
+        raise CetaneError(f"cannot write {path}: it is {what}", "move it away") from error
+
+
+def regular(path: Path, flags: int) -> int:
+    """The handle of a regular file. Raises OSError for any other, and does not wait for pipes."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return open(handle, "rb")
+    return handle
 
 
 def read_bytes(path: Path, most: int = LARGEST, follow: bool = True) -> bytes:

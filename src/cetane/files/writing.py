@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ from typing import Any
 import tomli_w
 
 from cetane.errors import CetaneError
+from cetane.files.paths import cache_dir
 
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Error numbers of a place that this process may only read."""
 FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
 """Texts of coremltools' errors on a full disk. Its calls of shutil and its C++ lose the error
 number."""
+MOVE_CACHE = "set CETANE_CACHE to another folder"
+"""The advice where the cache folder takes no files."""
 NATIVE = re.compile(r"\(os error ([0-9]{1,4})\)")
 """The error number in the text of Rust's errors, such as safetensors'."""
 
@@ -70,11 +73,21 @@ def disk_errors(path: Path) -> Iterator[None]:
         code = error.errno if isinstance(error, OSError) else int(native[1]) if native else None
         if code == errno.ENOSPC or any(text in str(error) for text in FULL):
             hint = f"free some space there and in {tempfile.gettempdir()}, then run it again"
+            hint += f"; or {MOVE_CACHE}" if in_cache(path) else ""
             raise CetaneError(f"disk full while writing {path}", hint) from error
         if isinstance(error, OSError) or code is not None:
             reason = os.strerror(code) if code else error
-            raise CetaneError(f"cannot write {path}: {reason}") from error
+            other = "choose a folder that you may write to" if code in READ_ONLY else None
+            advice = MOVE_CACHE if in_cache(path) else other
+            raise CetaneError(f"cannot write {path}: {reason}", advice) from error
         raise
+
+
+def in_cache(path: Path) -> bool:
+    """Whether a path is in the cache folder: it is cetane's choice, not the user's."""
+    with suppress(CetaneError):  # no cache folder is known
+        return path.is_relative_to(cache_dir())
+    return False
 
 
 def check_writable(path: Path) -> None:

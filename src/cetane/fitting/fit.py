@@ -297,10 +297,12 @@ class Fitter:
         """The model's own text, then human text, int64 `(sequences, length)`. `share` is the part
         of all sequences."""
         count, read = (max(round(share * whole), 1) for whole in (SEQUENCES, READ))
+        content = [READING, self.checkpoint.content, count, self.length, SEED]
+        place = folder() / f"{json_sha256(content)}.text"
         # a model that is not resident keeps no weights that could be narrowed
         with narrowed(self.model) if self.resident else nullcontext():
             own = write_text(
-                self.model, self.start, count, self.length, SEED, self.progress,
+                self.model, self.start, count, self.length, SEED, place, self.progress,
                 openings(self.tokenizer),
             )  # fmt: skip
         return torch.cat([own, human_text(self.checkpoint, self.planner)[:read]])

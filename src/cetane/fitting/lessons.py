@@ -66,8 +66,8 @@ def lessons(
             if made >= LEAST and (made >= MOST or time.perf_counter() >= ends):
                 break
             with narrowed(model):  # bfloat16 draws other words than fp32, as good ones
-                seed = SEED + number
-                own = write_text(model, start, own_size, length, seed, progress, openings)
+                seed, place = SEED + number, folder / f"{number:03}.text"
+                own = write_text(model, start, own_size, length, seed, place, progress, openings)
             turn = torch.arange(number * read_size, (number + 1) * read_size) % len(human)
             text = torch.cat([own, human[turn]])
             text = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(number))]

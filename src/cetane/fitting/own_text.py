@@ -7,14 +7,21 @@ distillation (arXiv 2305.17888).
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cetane.files import Progress
+from cetane.errors import CetaneError
+from cetane.files import Progress, disk_errors, keep_tensors, kept_tensors
+
+log = logging.getLogger("cetane.fitting")
 
 SPREAD = 1 / 2
 """A sequence's second token is any of the likelier half of the vocabulary, so that texts differ.
@@ -27,6 +34,8 @@ BATCH = 128
 """The most sequences that a CPU writes side by side. A GPU writes all."""
 FREE = -1
 """In place of a token that is not given, but drawn."""
+TOKENS, RANDOM = "tokens", "random"
+"""What is kept of a batch: its tokens, and the state of the random numbers after it."""
 
 
 def write_text(
@@ -35,6 +44,7 @@ def write_text(
     sequences: int,
     length: int,
     seed: int,
+    place: Path,
     progress: Progress,
     given: Sequence[Sequence[int]] = (),
 ) -> Tensor:
@@ -44,18 +54,47 @@ def write_text(
     the first token of a text, whichever it is, draws much attention. The third and the fourth of
     every four go on with one of the `given` openings, if there are any.
     `model` is a causal transformers model; the same seed gives the same text on one machine.
+
+    The folder `place` keeps each batch of this text, and of no other one. A text that was
+    interrupted goes on after them, and is the same.
     """
     random = torch.Generator().manual_seed(seed)
     parts = []
-    batch = BATCH if model.device.type == "cpu" else sequences
-    for first in range(0, sequences, batch):
+    for part in kept_batches(place):
+        parts.append(part[TOKENS])
+        random.set_state(part[RANDOM])
+    first = sum(map(len, parts))
+    if 0 < first < sequences:
+        log.info(
+            "the model wrote %d of %d sequences of its own text before: it goes on after them",
+            first, sequences,
+        )  # fmt: skip
+    most = BATCH if model.device.type == "cpu" else sequences
+    while first < sequences:
         progress("the model writes its own text", first, sequences)
-        count = min(batch, sequences - first)
-        begun = beginnings(start, given, count, length + 1, random)
-        parts.append(write_batch(model, begun, random))
+        begun = beginnings(start, given, min(most, sequences - first), length + 1, random)
+        made = write_batch(model, begun, random)
+        with suppress(CetaneError), disk_errors(place):  # a cache may be full or locked
+            keep_tensors(batch_of(place, len(parts)), {TOKENS: made, RANDOM: random.get_state()})
+        parts.append(made)
+        first += len(made)
     progress("the model writes its own text", sequences, sequences)
-    text = torch.cat(parts)
+    text = torch.cat(parts)[:sequences]  # a GPU's batches are larger
     return torch.where(torch.arange(sequences)[:, None] % 2 == 0, text[:, :-1], text[:, 1:])
+
+
+def kept_batches(place: Path) -> Iterator[dict[str, Tensor]]:
+    """The first batches of a text that are kept whole."""
+    for number in count():
+        part = kept_tensors(batch_of(place, number))
+        if part is None:
+            return
+        yield part
+
+
+def batch_of(place: Path, number: int) -> Path:
+    """The file of a batch."""
+    return place / f"{number:03}.safetensors"
 
 
 def drawn_from(logits: Tensor, random: torch.Generator) -> Tensor:

@@ -8,6 +8,7 @@ rounded (arXiv 2401.06118).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from cetane.fitting.bfloat16 import bfloat16_products, has_bfloat16
 from cetane.fitting.teacher import Answers
 from cetane.fitting.tunable import Tunable
 from cetane.threads import available
+
+log = logging.getLogger("cetane.fitting")
 
 RATE, PULL = 0.016, 0.003
 """The first step sizes, in distances between two levels. `RATE`, divided by the number of levels,
@@ -232,6 +235,7 @@ class Tuner:
         except (OSError, SafetensorError, KeyError, ValueError):
             return False
         self.minutes, self.seconds, self.pace = figures
+        log.info("tuning goes on after %.1f of its %.1f minutes", self.seconds / 60, self.minutes)
         return True
 
     def restore(self) -> None:

@@ -26,6 +26,7 @@ from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates.ladder import Packages, all_makers, rungs
+from cetane.gates.lost import with_blocks
 from cetane.gates.probes import text_tokens
 from cetane.lower.lower import Lowering
 from cetane.mil import Program, load
@@ -170,13 +171,7 @@ def probe(bundle: Bundle, mode: Mode) -> tuple[int, ...]:
 
 def named(comparison: Comparison, blocks: tuple[str, ...]) -> Comparison:
     """The comparison, with the plan's names of blocks in place of their numbers in the shard."""
-
-    def rename(scope: str) -> str:
-        for number, block in enumerate(blocks):
-            scope = scope.replace(f"blocks_{number}_", f"{block}/")
-        return scope
-
-    ops = tuple(replace(op, scope=rename(op.scope)) for op in comparison.ops)
+    ops = tuple(replace(op, scope=with_blocks(op.scope, blocks)) for op in comparison.ops)
     return replace(comparison, ops=ops)
 
 

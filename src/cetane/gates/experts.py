@@ -7,7 +7,7 @@ Of a port, a program and an authored module show what they compare in order to c
 routers note what they choose, and follow.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,12 +19,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from cetane.engine.backend import Array
+from cetane.engine.call import columns
 from cetane.families import Block, Projection, RoutedBlock, Shard
 from cetane.gates.limits import limits
 from cetane.gates.transformers_model import own_tensors
 from cetane.lower.tracing import LabelledWeight
 from cetane.mil import MilFunction, Op
 from cetane.mil.program import NamedValue
+from cetane.planner import Planner
+from cetane.schema.function import Route, Step
 from cetane.schema.interface import Output, ToTensor
 
 Choices = Mapping[int, tuple[Array, Array]]
@@ -32,6 +35,9 @@ Choices = Mapping[int, tuple[Array, Array]]
 LEAST_TIE = 2e-6
 """Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability. The
 steps of larger numbers are larger."""
+CHOOSING = ("reduce_max", "equal", "sub")
+"""The kinds of ops that choose by what a router compares: its maximum, where that is, and the rest
+without it. Other readers make weights of it."""
 LOGITS_AT = {"AfmoeTokenChoiceRouter": 0, "HunYuanMoEV1Gate": 0, "Llama4Router": 1}
 """Which output of a router is its logits, where its name or the place is not the usual one."""
 BY_SIGMOIDS = {
@@ -52,6 +58,11 @@ def shown_name(block: Block) -> str:
     return f"experts_of_{block.layer}"
 
 
+def followed_name(shown: str) -> str:
+    """The name of the copy by which a router chooses, by that of what a port shows."""
+    return f"{shown}_followed"
+
+
 def routed_blocks(layers: Sequence[Block]) -> dict[str, RoutedBlock]:
     """The blocks with experts, by the names of what they show."""
     return {shown_name(block): block for block in layers if isinstance(block, RoutedBlock)}
@@ -68,6 +79,23 @@ def best(scores: Array, count: int) -> Array:
 
 def showing(function: MilFunction, used: Mapping[str, LabelledWeight]) -> MilFunction:
     """The function with what its routers compare as outputs; `used` are its parameters by name."""
+    for block, value in routers(function, used):
+        function = with_output(function, value, shown_name(block))
+    return function
+
+
+def following(function: MilFunction, used: Mapping[str, LabelledWeight]) -> MilFunction:
+    """The function whose routers choose by a copy of what they compare, `followed_name`. A run may
+    put other numbers in place of the copy: weights do not depend on it."""
+    for block, value in routers(function, used):
+        function = choosing_by_copy(function, value, followed_name(shown_name(block)))
+    return function
+
+
+def routers(
+    function: MilFunction, used: Mapping[str, LabelledWeight]
+) -> Iterator[tuple[RoutedBlock, NamedValue]]:
+    """The layers of which a function has the router, each with what the router compares."""
     deciding: dict[RoutedBlock, set[str]] = defaultdict(set)
     for name, constant in used.items():
         block = constant.block
@@ -78,8 +106,7 @@ def showing(function: MilFunction, used: Mapping[str, LabelledWeight]) -> MilFun
         assert isinstance(router, Projection)
         value = compared(function, names, router.outputs, f"{block.scores}_out")
         if value is not None:
-            function = with_output(function, value, shown_name(block))
-    return function
+            yield block, value
 
 
 def compared(
@@ -106,14 +133,67 @@ def compared(
 
 def with_output(function: MilFunction, value: NamedValue, name: str) -> MilFunction:
     """The function with a value as one more output, `name`."""
-    assert value.type is not None
-    copy = Op("identity", name, {"x": (value.name,)}, (NamedValue(name, value.type),))
+    copy = copy_of(value, name)
+    (named,) = copy.outputs
+    assert named.type is not None
     ops, outputs = (*function.ops, copy), (*function.body.outputs, name)
     return replace(
         function,
-        outputs={**function.outputs, name: value.type},
+        outputs={**function.outputs, name: named.type},
         body=replace(function.body, ops=ops, outputs=outputs),
     )
+
+
+def choosing_by_copy(function: MilFunction, value: NamedValue, name: str) -> MilFunction:
+    """The function in which ops that choose by a value read its copy `name` instead."""
+
+    def other(op: Op) -> Op:
+        if op.kind not in CHOOSING:
+            return op
+        inputs = {
+            key: tuple(name if one == value.name else one for one in given)
+            for key, given in op.inputs.items()
+        }
+        return replace(op, inputs=inputs)
+
+    ops = list[Op]()
+    for op in function.ops:
+        ops += [other(op), copy_of(value, name)] if value in op.outputs else [other(op)]
+    return replace(function, body=replace(function.body, ops=tuple(ops)))
+
+
+def copy_of(value: NamedValue, name: str) -> Op:
+    """The op that copies a value."""
+    return Op("identity", name, {"x": (value.name,)}, (NamedValue(name, value.type),))
+
+
+@dataclass
+class TakenExperts:
+    """The experts that tokens take in one run of a port, for a run of the same calls in another
+    arithmetic. Near a tie either choice is right, but later tokens read what it gave."""
+
+    blocks: Mapping[str, RoutedBlock]
+    """The blocks with experts, by the names of what a port shows of them."""
+    calls: dict[tuple[str, str], deque[Array]] = field(default_factory=lambda: defaultdict(deque))
+    """By shard and name of what it shows: of each call, experts by token, `(n, chosen)`."""
+
+    @classmethod
+    def of(cls, planner: Planner) -> "TakenExperts":
+        return cls(routed_blocks(planner.model.layers))
+
+    def note(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
+        """Note what a call shows: an engine's `Watch`."""
+        if name in self.blocks:
+            experts = best(columns(value)[:, :tokens], self.blocks[name].chosen)
+            self.calls[step.shard, name].append(experts)
+
+    def ones(self, shard: str, name: str, like: Tensor) -> Tensor:
+        """What the next call compares in order to take the noted experts: 1 for these, else 0. It
+        has the shape of `like`, of E channels."""
+        experts = torch.from_numpy(self.calls[shard, name].popleft())
+        taken = torch.zeros(like.shape[1], like.numel() // like.shape[1], dtype=like.dtype)
+        taken[experts, torch.arange(len(experts))[:, None]] = 1
+        return taken.reshape(like.shape)
 
 
 def show(module: Shard) -> None:

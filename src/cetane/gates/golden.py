@@ -24,10 +24,12 @@ from cetane.errors import CetaneError, installing
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.beside_shards import wrong_tables, wrong_tokenizer
+from cetane.gates.experts import TakenExperts
 from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.idle_experts import idle_deviations, idle_functions
 from cetane.gates.limits import limits, limits_digest
+from cetane.gates.lost import LostNumbers
 from cetane.gates.manifest import same_plan, same_tags
 from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks
@@ -72,7 +74,7 @@ from cetane.gates.weights import (
 )
 from cetane.hardware import LARGEST_FP16
 from cetane.hardware.memory import give_back
-from cetane.mil.program import listed
+from cetane.mil.program import Precision, listed
 from cetane.planner import Planner, tags
 from cetane.planner.weights import weight_count
 from cetane.threads import beside
@@ -141,6 +143,13 @@ def prefixed(name: str, progress: Progress) -> Progress:
     return lambda what, done, total: progress(f"{name}: {what}", done, total)
 
 
+class Largest(Sampler):
+    """Chooses greedily, and among NaN too: the model's own choice is then another token."""
+
+    def __call__(self, logits: Array) -> int:
+        return int(logits.argmax())
+
+
 @dataclass(frozen=True)
 class PortRead:
     """A text or the start of a prompt, as the port read it."""
@@ -168,6 +177,7 @@ class Proof:
         self.files = FilesRead(weights, self.planner.model, reference, port.tokenizer)
         self.scale = self.planner.model.residual_scale or 1.0
         self.mode = widest_mode(self.plan)
+        self.lost: LostNumbers | None = None
         rows = embedding_rows(self.planner, weights)
         tokens = filled(self.planner, self.plan, reference)
         drawn = tokens_for_experts(self.planner, self.plan)
@@ -239,6 +249,7 @@ class Proof:
             activations=tuple(activations),
             twin_kl=compression.twin_kl,
             cache_kl=cache_kl,
+            lost=self.lost,
             positions=compression.positions,
             loader=self.reference.loader,
             limits=limits_digest(),
@@ -274,7 +285,9 @@ class Proof:
         tasks = structure_tasks(self.plan, self.probes)
         windows = self.windows(0, first_positions(self.plan))
         twin = self.port.twin
-        seen = observe(twin, self.planner, [*tasks, *window_tasks(self.plan, windows)])
+        every = [*tasks, *window_tasks(self.plan, windows)]
+        seen = observe(twin, self.planner, every)
+        self.seek(None, every, seen)
         probed, texts = seen[: len(tasks)], seen[len(tasks) :]
         truths = ModelResults.ask(self.reference, tasks, probed, scale=self.scale)
         differences = list(deviations(self.plan, self.planner, tasks, probed, truths))
@@ -284,6 +297,17 @@ class Proof:
             modules = Planner(self.weights, self.planner.recipe).on(self.adapter)
             differences += idle_deviations(twin, modules, self.weights, idle)
         return differences, text, [*unreached_experts(self.planner, self.plan, idle, probed)]
+
+    def seek(
+        self, arithmetic: Precision | None, tasks: Sequence[ProbeTask], seen: Sequence[Seen]
+    ) -> None:
+        """Note where infinity or NaN first comes from, by the shortest task that has one. What an
+        earlier question met is the first."""
+        head = self.plan.tokens(0, self.plan.rows)
+        lost = [task for task, one in zip(tasks, seen, strict=True) if not one.finite(head)]
+        if lost and self.lost is None:
+            shortest = min(lost, key=lambda task: len(task.probe.tokens))
+            self.lost = self.port.lost(arithmetic, shortest)
 
     def windows(self, start: int, stop: int) -> list[Probe]:
         """The windows of text from position `start` up to `stop`."""
@@ -302,6 +326,7 @@ class Proof:
         compression = Compression(self.plan, self.planner, self.mode)
         tasks = [*window_tasks(self.plan, windows), *starts]
         seen = observe(self.port.shipped, self.planner, tasks)
+        self.seek("fp32", tasks, seen)
         truths = self.ask(tasks, seen)
         read = [
             PortRead(task, ours, sure(truths.logits(task.probe, ours.at)), task not in starts)
@@ -336,10 +361,13 @@ class Proof:
         `cache_kl`, as in `GoldenResult`; and warnings of functions that did not run."""
         self.show("fp16", 2)
         tasks, exact = [one.task for one in read], [one.seen for one in read]
+        taken = TakenExperts.of(self.planner)
         if not computes_as_shipped(self.port):
-            exact = observe(self.port.computing("fp32"), self.planner, tasks)
-        engine = self.port.computing("fp16")
+            fp32 = self.port.computing("fp32")
+            exact = observe(fp32, self.planner, tasks, watch=[taken.note])
+        engine = self.port.computing("fp16", taken)
         rounded = observe(engine, self.planner, tasks)
+        self.seek("fp16", tasks, rounded)
         unreached = [*unrounded_experts(idle_functions(engine, self.adapter))]
         activations = []
         if self.port.int8_activations:
@@ -394,7 +422,7 @@ class Proof:
         room = max(context // 2, context - length)
         questions = [ids[:room] for ids in chat_prompts(self.port.tokenizer, prompts)]
         engine, modes = self.port.resident, self.plan.plain_modes
-        answers = [list(generate(engine.session(modes), q, Sampler(), length)) for q in questions]
+        answers = [list(generate(engine.session(modes), q, Largest(), length)) for q in questions]
         del engine  # the whole model
         asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
         with self.reference.seeing_all():

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from cetane.gates.lost import LostNumbers
 from cetane.gates.readings import Misread
 from cetane.gates.rounding import Rounding
 from cetane.gates.scores import LogitScore, ShardScore
@@ -62,6 +63,8 @@ class GoldenResult(Data):
     cache_kl: float = 0.0
     """The part of `twin_kl` that caches of 8 bits cost: the mean KL of the port from itself with
     unrounded caches. What activations of 8 bits cost is in it."""
+    lost: LostNumbers | None = None
+    """Where infinity or NaN first comes from, if a question met one."""
     positions: int = 0
     """The positions of text that judged the compression."""
     loader: str = ""

@@ -96,6 +96,11 @@ class Seen:
     """By slice of a head that chooses, the numbers of tokens, and their logits `(n, rows)`, as far
     as the port shows them."""
 
+    def finite(self, tokens: "Array | slice") -> bool:
+        """Whether no tensor has infinity or NaN, and no logit of the head's `tokens`."""
+        every = [self.logits[:, tokens], *(rows for _, rows in self.tensors.values())]
+        return all(bool(np.isfinite(rows).all()) for rows in every)
+
     def whole(self, count: int) -> Observed:
         """The logits, and the tensors that have all `count` tokens, in the form of the truth."""
         full = {truth: rows for truth, (at, rows) in self.tensors.items() if len(at) == count}

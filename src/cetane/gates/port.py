@@ -4,7 +4,7 @@ The twin has the checkpoint's own values, so its errors are errors of the graph.
 between the shipped port and the twin is the loss by compression.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -16,12 +16,25 @@ from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
 from cetane.checkpoint import Tokenizer
 from cetane.engine.authored import host_tables
-from cetane.engine.backend import Array
+from cetane.engine.backend import Array, Arrays
 from cetane.engine.engine import Engine
-from cetane.engine.portable import PortableBackend, ShardPaths
+from cetane.engine.portable import (
+    CompiledProgram,
+    PortableBackend,
+    ReferenceProgram,
+    ShardPaths,
+)
 from cetane.families import SOFTPLUS_MOST, Weights
-from cetane.gates.experts import routed_blocks, showing
+from cetane.gates.experts import (
+    TakenExperts,
+    followed_name,
+    following,
+    routed_blocks,
+    showing,
+)
 from cetane.gates.heads import Chooser, choices, chooser, head_choices
+from cetane.gates.lost import LostNumbers, first_lost
+from cetane.gates.observe import ProbeTask
 from cetane.gates.readings import Activation, Readable
 from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
 from cetane.lower.template import shard_weights
@@ -66,8 +79,12 @@ class Port(Readable, Protocol):
     def scales(self, shard: str) -> dict[str, dict[str, Any]]:
         """By function, the scales of the activations that it rounds to 8 bits, by their names."""
 
-    def computing(self, arithmetic: Precision) -> Engine:
+    def computing(self, arithmetic: Precision, taken: TakenExperts | None = None) -> Engine:
         """The port in an arithmetic, by `ArithmeticBackend`."""
+
+    def lost(self, arithmetic: Precision | None, task: ProbeTask) -> LostNumbers | None:
+        """Where the port first gives infinity or NaN on a task: in an arithmetic, or as its twin.
+        None if nothing tells."""
 
     def constants(self, shard: str) -> Iterator["Stored"]:
         """The constants of a shard that hold parameters. Shared ones come once."""
@@ -77,7 +94,7 @@ class Stored:
     """A constant of a program, and the parameter that it stands for, by its name.
 
     `constant` is None if no parameter has the name. `value` reads the constant's arrays; it is None
-    for a parameter that the program lacks.
+    for a parameter that the function does not read.
     """
 
     def __init__(
@@ -155,9 +172,13 @@ class Packaged:
             for name, index, literals in self.functions(shard)
         }
 
-    def computing(self, arithmetic: Precision) -> Engine:
-        backend = ArithmeticBackend(self.packages, self.planner, arithmetic)
+    def computing(self, arithmetic: Precision, taken: TakenExperts | None = None) -> Engine:
+        backend = ArithmeticBackend(self.packages, self.planner, arithmetic, taken)
         return Engine(keeping_numbers(self.plan), backend, self.tables, resident=False)
+
+    def lost(self, arithmetic: Precision | None, task: ProbeTask) -> LostNumbers | None:
+        engine = self.twin if arithmetic is None else self.computing(arithmetic)
+        return first_lost(engine, self.planner, arithmetic or "fp32", task)
 
     def epsilons(self, shard: str) -> dict[str, float]:
         return {
@@ -209,12 +230,28 @@ class ArithmeticBackend(PortableBackend):
 
     - A code of 8 bits is a whole step off where rounding moves it at all. So such caches and
       activations are unrounded, as the twin's are.
-    - Near a tie of experts, either choice is right. So programs show what they chose.
+    - Near a tie of experts, either choice is right. So programs show what they chose, and may take
+      the experts of another run.
     """
 
-    def __init__(self, packages: ShardPaths, planner: Planner, arithmetic: Precision) -> None:
+    def __init__(
+        self,
+        packages: ShardPaths,
+        planner: Planner,
+        arithmetic: Precision,
+        taken: TakenExperts | None = None,
+    ) -> None:
+        """A narrower arithmetic follows the experts `taken` in fp32, by the same calls."""
         super().__init__(packages, arithmetic)
-        self.planner = planner
+        self.planner, self.precision, self.taken = planner, arithmetic, taken
+
+    def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
+        if self.taken is None or not self.taken.blocks:
+            return super().open(shard)
+        others = {
+            followed_name(name): partial(self.taken.ones, shard, name) for name in self.taken.blocks
+        }
+        return FollowingProgram(self.load(shard), self.precision, others)
 
     def load(self, shard: str) -> Program:
         program = super().load(shard)
@@ -222,8 +259,27 @@ class ArithmeticBackend(PortableBackend):
         if routed_blocks(self.planner.model.layers):
             used = result_names(shard_weights(self.planner, shard))
             functions = {name: showing(one, used) for name, one in functions.items()}
+            if self.taken is not None:
+                functions = {name: following(one, used) for name, one in functions.items()}
         functions = {name: unquantized(one) for name, one in functions.items()}
         return replace(program, functions=functions)
+
+
+class FollowingProgram(ReferenceProgram):
+    """A program in which other numbers take the place of some values."""
+
+    def __init__(
+        self, program: Program, precision: Precision, others: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        """`others` give these numbers, by the value's name: in the shape of the value."""
+        super().__init__(program, precision)
+        self.others = others
+
+    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
+        return self.function(function)(inputs, state, self.exchanged)
+
+    def exchanged(self, name: str, value: Any) -> Any:
+        return self.others[name](value) if name in self.others else None
 
 
 def computes_as_shipped(port: Port) -> bool:
@@ -317,17 +373,19 @@ def used_in(planner: Planner, shard: str, function: str) -> dict[str, LabelledWe
 def stored_in(
     shard: str, function: MilFunction, wanted: dict[str, LabelledWeight], seen: set[Any]
 ) -> Iterator[Stored]:
-    """The constants of a function, and missing ones of `wanted`, by the names of their results.
+    """The constants of a function by the names of their results, and those of `wanted` that are
+    missing, or that no op reads.
 
     Constants whose keys another function added to `seen` are left out."""
-    literals = Constants(FunctionIndex(function))
+    index = FunctionIndex(function)
+    literals = Constants(index)
     there = {}
     for op in function.ops:
         encoded = op.kind.startswith("constexpr_")
         if len(op.outputs) == 1 and (encoded or (op.kind == "const" and op.name in wanted)):
             there[op.outputs[0].name] = op
     for name, constant in wanted.items():
-        if name not in there:
+        if name not in there or not index.readers.get(name):
             yield Stored(shard, function.name, constant.label, constant)
     for name, op in there.items():
         key = name, literals.key(name)

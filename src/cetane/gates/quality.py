@@ -17,7 +17,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
 from cetane.files import LARGEST_TEXT, Progress, read_text
 from cetane.gates import metrics
-from cetane.gates.limits import limits
+from cetane.gates.limits import QualityLimits, limits
 from cetane.gates.probes import widest_mode, windows
 from cetane.gates.reference import reference_of
 from cetane.gates.verdict import Check, at_most, share
@@ -48,6 +48,9 @@ class TextQuality(Data):
     """The largest allowed ratio."""
     kl: float
     """The mean KL from the model, in nats a token."""
+    kl_limit: float | None = None
+    """The largest allowed KL; None in older results, which had none. A port that is another model
+    may find a text as likely."""
     top1: float
     """The share of tokens whose best prediction is the model's."""
     covered: float
@@ -119,16 +122,16 @@ class Agreement:
         ours, theirs = self.perplexities
         return ours / theirs
 
-    def quality(self, fingerprint: str, limit: float) -> TextQuality:
-        """All figures; `limit` is the largest allowed ratio of perplexities."""
+    def quality(self, fingerprint: str, promised: QualityLimits) -> TextQuality:
+        """All figures, and whether they keep what is promised."""
         ours, theirs = self.perplexities
-        covered, kl = self.all("covered"), self.mean("kl")
+        limit, covered, kl = promised.perplexity_ratio, self.all("covered"), self.mean("kl")
         plain, reference = (
             metrics.perplexity([self.all(name)[covered]]) if covered.any() else None
             for name in ("plain", "reference")
         )
         return TextQuality(
-            passed=ours / theirs <= limit and theirs < metrics.WORST and math.isfinite(kl),
+            passed=ours / theirs <= limit and theirs < metrics.WORST and kl <= promised.kl,
             fingerprint=fingerprint,
             tokens=len(covered),
             perplexity=ours,
@@ -136,6 +139,7 @@ class Agreement:
             ratio=ours / theirs,
             limit=limit,
             kl=kl if math.isfinite(kl) else metrics.WORST,
+            kl_limit=promised.kl,
             top1=self.mean("top1"),
             covered=float(covered.mean()),
             covered_perplexity=plain,
@@ -179,7 +183,8 @@ def read_tokens(tokenizer: Tokenizer, path: Path, limit: int) -> list[int]:
 def perplexity(
     bundle: Bundle, checkpoint: Checkpoint, tokens: list[int], progress: Progress
 ) -> TextQuality:
-    """Perplexity of token ids in windows of the whole context, each without the text before it.
+    """Perplexity of token ids in windows of the whole context, each without the text before it, and
+    how far the predictions are from the model's.
 
     In the reference all heads see all tokens, even if heads of the bundle stream.
 
@@ -197,8 +202,7 @@ def perplexity(
             theirs = reference.run([piece])[0].logits
         agreement.add(ours[:-1], theirs[:-1], np.asarray(piece[1:]))
     progress("done", len(pieces), len(pieces))
-    limit = limits().quality[bundle.plan.recipe.quality].perplexity_ratio
-    return agreement.quality(checkpoint.fingerprint, limit)
+    return agreement.quality(checkpoint.fingerprint, limits().quality[bundle.plan.recipe.quality])
 
 
 def refuse_choices(bundle: Bundle) -> None:

@@ -18,7 +18,7 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import Truth
 from cetane.gates import metrics
-from cetane.gates.experts import Choices
+from cetane.gates.experts import Choices, TakenExperts
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen, observe
 from cetane.gates.port import Port
@@ -102,14 +102,15 @@ class LateCalls:
             ProbeTask(mode, Probe(mode, ids[prefix:][: sum(part.tokens for part in made)]), made)
             for mode, made in calls
         ]
-        self.exact = observe(exact, self.planner, self.tasks, self.before)
+        self.taken = TakenExperts.of(self.planner)
+        self.exact = observe(exact, self.planner, self.tasks, self.before, [self.taken.note])
 
     def _on(self, engine: Engine) -> Engine:
         return Engine(self.plan, engine.backend, engine.tables, resident=False)
 
     def loss(self) -> list[Rounding]:
         """The loss of an ANE's arithmetic against fp32, by mode."""
-        engine = self._on(self.port.computing("ane"))
+        engine = self._on(self.port.computing("ane", self.taken))
         seen = observe(engine, self.planner, self.tasks, self.before)
         places = made_by(self.planner, self.plan)
         return [

@@ -26,6 +26,8 @@ from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
 LOGITS: Truth = ("lm_head", 0)
+LOST = 1e308
+"""The error of infinity and NaN: JSON has neither."""
 ONE_LOGIT = "one logit"
 """The name by which each logit is judged, and not the row of all."""
 
@@ -60,6 +62,11 @@ class Deviation(Data):
     """Only older results have these two: of tokens from the first near tie of experts on."""
     way: HostWay = ""
     """How the host took these tokens."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the tensor has infinity or NaN."""
+        return self.relative >= LOST
 
     @property
     def limit(self) -> float:
@@ -146,7 +153,7 @@ def deviation(
         truth=truth[0],
         mode=task.mode,
         probe=task.probe.name,
-        relative=min(float(errors[worst]), 1e308),
+        relative=min(float(errors[worst]), LOST),
         position=task.probe.start + int(at[worst]),
         positions=len(errors),
         way=way,

@@ -30,7 +30,7 @@ from cetane.lower.tracing import SMALLEST_FP16, LabelledWeight
 from cetane.mil import MilFunction, Op, load
 from cetane.mil.constants import Constants
 from cetane.mil.index import FunctionIndex
-from cetane.mil.program import Argument, StoredConstant, TensorType
+from cetane.mil.program import Argument, Program, StoredConstant, TensorType
 from cetane.mil.substitute import Substitute, substitute
 from cetane.planner import Planner
 from cetane.schema.function import Function
@@ -55,6 +55,10 @@ class TwinBackend:
         self.change = change
 
     def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
+        return in_fp32(self.load(shard))
+
+    def load(self, shard: str) -> Program:
+        """The program of a shard, with the checkpoint's own values."""
         used = result_names(shard_weights(self.planner, shard))
         parameters = {
             name: Substitute(f"{shard}/{name}", TwinParameter(constant, self.weights))
@@ -73,7 +77,7 @@ class TwinBackend:
         if self.planner.recipe.head.choose:
             functions = {name: showing_logits(one, used) for name, one in functions.items()}
         functions = {name: self.change(unquantized(one)) for name, one in functions.items()}
-        return in_fp32(replace(program, functions=functions))
+        return replace(program, functions=functions)
 
 
 def unquantized(function: MilFunction) -> MilFunction:

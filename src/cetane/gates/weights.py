@@ -81,7 +81,7 @@ def wrong(
     if constant is None:
         return "no parameter of the model has this name"
     if stored.value is None:
-        return f"the function {stored.function} lacks it"
+        return f"the function {stored.function} does not read it"
     form, weight = constant.format, constant.weight
     parameter = weight.read(weights)
     values = parameter.float().numpy()

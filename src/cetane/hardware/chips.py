@@ -115,8 +115,8 @@ def chip_inside(product: str) -> Chip | None:
 
 
 def in_words(name: str) -> str:
-    """The words of a name, in lower case, each between spaces."""
-    return f" {' '.join(re.findall('[a-z0-9]+', name.lower()))} "
+    """The words and the numbers of a name, in lower case, each between spaces."""
+    return f" {' '.join(re.findall('[a-z]+|[0-9]+', name.lower()))} "
 
 
 def chip_of(device: str) -> Chip | None:

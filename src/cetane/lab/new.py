@@ -17,6 +17,7 @@ metrics = ["weight_bytes", "perplexity_ratio", "decode_ms", "predicted_ms", "res
 [workload]
 model = "zaya-tiny"  # or any name: cetane lab run {name} --where NAME=PATH says where it lies
 tokens = 512
+# context = 256  # of both arms, for a model with less than its recipes have
 
 [baseline]
 recipe = "zaya-int8"

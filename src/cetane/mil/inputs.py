@@ -16,12 +16,12 @@ DAMAGED = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib
 """Errors that a damaged archive raises."""
 
 
-def random_inputs(function: MilFunction) -> dict[str, Array]:
+def random_inputs(function: MilFunction, seed: int = 0) -> dict[str, Array]:
     """Standard normal floats; integers and booleans of 0 or 1, which most ops accept as an index.
 
     A flexible input gets the package's default shape, else the smallest.
     """
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     return {name: _random(type_, random) for name, type_ in function.inputs.items()}
 
 

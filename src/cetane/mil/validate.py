@@ -86,7 +86,8 @@ class _Checker:
                 raise CetaneError(f"the output {name} is a state")
 
     def _body(self, body: Body, visible: set[str], depth: int) -> None:
-        """Check a body; `visible` are the names that its ops may read."""
+        """Check a body; `visible` are the names that its ops may read. They are the same after it:
+        a copy for each body would take a time that is squared."""
         if depth > DEEPEST:
             raise CetaneError(f"bodies are nested deeper than {DEEPEST} levels")
         for value in body.inputs if depth else ():
@@ -99,6 +100,8 @@ class _Checker:
         for name in body.outputs:
             if name not in visible:
                 raise CetaneError(f"nothing computes the output {name!r}")
+        for made in (body.inputs, *(op.outputs for op in body.ops)):
+            visible.difference_update(value.name for value in made)
 
     def _op(self, op: Op, visible: set[str], depth: int) -> None:
         if not _KIND.fullmatch(op.kind):
@@ -115,7 +118,7 @@ class _Checker:
         if op.bodies and op.kind not in _BODY_OPS:
             raise CetaneError("it has bodies, which only conditions and loops have")
         for body in op.bodies:
-            self._body(body, set(visible), depth + 1)
+            self._body(body, visible, depth + 1)
         for value in op.outputs:
             self._define(value, "result")
         if op.kind == "const":

@@ -1,5 +1,6 @@
 """The assembly of a bundle: its parts are made, judged and put together."""
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,8 @@ from cetane.store.settings import shared_store
 from cetane.store.store import Store
 from cetane.tasks.task import Task, code_version
 from cetane.tasks.workers import Workers, performed, waiting
+
+log = logging.getLogger("cetane.build")
 
 FirstShardsGate = Callable[[Planner, dict[str, Path]], None]
 """Called with the packages of the first shard of every kind, by name; raises to stop the build."""
@@ -59,6 +62,11 @@ class Build:
         check_space(self.partial.root, self.space())
         if self.rebuild:
             self.partial.forget(names)
+        if made := len(self.partial.noted(names)):
+            log.info(
+                "an earlier build left %d of %d parts in %s: %d are still to make",
+                made, len(names), self.partial.root, len(names) - made,
+            )  # fmt: skip
         first = {shard_path(shards[0]): shards[0] for shards in self.lowering.kinds().values()}
         later = [name for name in names if name.startswith("shards/") and name not in first]
         sooner = [name for name in names if name not in later]

@@ -3,6 +3,7 @@
 Its imports are few: a bundle that comes from a shared store needs neither torch nor coremltools.
 """
 
+import logging
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from cetane.store.settings import shared_store
 if TYPE_CHECKING:
     from cetane.pipeline.assembly import FirstShardsGate
     from cetane.tasks.workers import Workers
+
+log = logging.getLogger("cetane.build")
 
 
 def build(
@@ -105,6 +108,7 @@ def existing(partial: Partial, checkpoint: Checkpoint) -> Bundle:
     mine = (None, build_key(checkpoint, bundle.plan.recipe))
     if partial.ours and read_note(partial.key) in mine:
         remove(partial.root)  # left by a kill between the last two steps of this build
+    log.info("%s is there from an earlier build: it is kept", partial.target)
     return bundle
 
 

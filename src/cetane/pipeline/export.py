@@ -1,11 +1,12 @@
 """Exports: programs as ONNX files, or a whole bundle as the folder of another runtime."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
@@ -29,6 +30,7 @@ from cetane.files import (
 )
 from cetane.gates.coreai import CoreAIResult, judge_coreai, unjudged
 from cetane.gates.quality import refuse_choices
+from cetane.gates.verdict import Check
 from cetane.mil import load
 from cetane.pipeline.origin import checkpoint_of
 from cetane.pipeline.runtime_folder import JUDGES, RUNTIMES, RuntimeFolder
@@ -48,15 +50,40 @@ class CoreAIFolder:
     """The comparison with the bundle, in Apple's runtime on this machine."""
 
 
+@dataclass(frozen=True)
+class OnnxFolder:
+    """A folder of ONNX files."""
+
+    path: Path
+    files: Mapping[str, Sequence[str]]
+    """By package, its files, as paths in the folder."""
+    checks: Sequence[Check]
+    """The comparison of each package's files with its program."""
+    unjudged: Sequence[str]
+    """The functions that no comparison has reached, and why."""
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.path), "passed": self.passed, "files": self.files,
+            "checks": [check.model_dump(mode="json") for check in self.checks],
+            "unjudged": self.unjudged,
+        }  # fmt: skip
+
+
 def export_onnx(
     source: str | Path, output: str | Path, *, progress: Progress = silent
-) -> dict[str, list[str]]:
-    """Write every function of a bundle or a .mlpackage as an ONNX file into a new folder.
+) -> OnnxFolder:
+    """Write every function of a bundle or a .mlpackage as an ONNX file into a new folder, and
+    compare the files with the programs in onnxruntime.
 
-    Returns the files of each package, as paths in the folder; a bundle's draft heads are packages
-    too. The weights of a package are stored once. CetaneError if the folder exists or lies in
-    `source`, for a damaged bundle, and for one with int8 caches.
+    A bundle's draft heads are packages too. The weights of a package are stored once. CetaneError
+    if the folder exists or lies in `source`, for a damaged bundle, and for one with int8 caches.
     """
+    from cetane.gates.onnx_files import judge_onnx
     from cetane.mil.fast.onnx_files import export as to_onnx  # onnx takes a while to load
 
     path = Path(source)
@@ -69,14 +96,17 @@ def export_onnx(
         refuse_int8_caches(bundle.plan.recipe, "the layout onnx")
         packages = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
         packages |= {str(kind): h.shard(kind) for kind, h in bundle.draft_heads().items()}
-    written: dict[str, list[str]] = {}
+    written, checks, unjudged = dict[str, list[str]](), list[Check](), list[str]()
     with writing(target, source), replacing(target) as folder:
         folder.mkdir()
         for name, package in packages.items():
             (folder / name).mkdir()
-            files = to_onnx(load(package), folder / name, progress)
+            program = load(package)
+            files = to_onnx(program, folder / name, progress)
             written[name] = [f"{name}/{file.name}" for file in files.values()]
-    return written
+            own, missed = judge_onnx(name, program, files)
+            checks, unjudged = [*checks, *own], [*unjudged, *missed]
+    return OnnxFolder(target, written, checks, unjudged)
 
 
 def export_contract(source: str | Path, output: str | Path, *, progress: Progress = silent) -> Path:

@@ -101,6 +101,10 @@ class Partial:
         for name in names:
             remove(self._note(name))
 
+    def noted(self, names: list[str]) -> list[str]:
+        """The parts that are there by their notes; `has` tells whether one is whole."""
+        return [name for name in names if self._note(name).is_file()]
+
     def has(self, name: str) -> bool:
         """Whether a part is there, whole and as recorded."""
         made = records(self.bundle, self.bundle / name)

@@ -114,7 +114,8 @@ class CachePlan:
             raise CetaneError(
                 f"a state that shifts can neither take back a refused draft nor grow, so "
                 f"layers of {name} take one token a call, at one capacity",
-                "port with --set tokens.verify=0 --set tokens.prefill=0 --set cache.capacities=[]",
+                "port with --set tokens.verify=0 --set tokens.prefill=0 "
+                "--set 'cache.capacities=[]'",
             )
         # One token and several have other inputs, and a flexible shape has one graph.
         changes = slots.contract_for(2) != slots.contract

@@ -57,10 +57,15 @@ class Lane:
 
     def _work(self) -> None:
         while True:
-            future, work = self._jobs.get()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(work())
-            except BaseException as error:  # the thread must live on
-                future.set_exception(error)
+            self._do(*self._jobs.get())
+
+    def _do(self, future: Future[Result], work: Callable[[], Result]) -> None:
+        """Do some work. The thread then holds nothing of it, while it waits for the next."""
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except BaseException as error:  # the thread must live on
+            future.set_exception(error)
+        finally:
+            del future, work  # an error's traceback holds this frame

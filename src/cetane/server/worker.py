@@ -167,6 +167,7 @@ class Worker:
                 self._gauge()
             self.metrics.queued.labels(self.served.name).observe(time.perf_counter() - job.asked)
             self._run(job)
+            del job  # its prompts may have a million tokens, and the next one may be far
 
     def _run(self, job: Job) -> None:
         """Write all answers of a job. Whatever fails ends this job only."""

@@ -34,7 +34,7 @@ WAIT = RECENT
 text of this length. Compared with a step in a short text, drafts look too dear, and none would
 follow."""
 
-PORT = "port with --set cache.contract=readonly --set cache.capacities=[512] --context 8192"
+PORT = "port with --set cache.contract=readonly --set 'cache.capacities=[512]' --context 8192"
 
 
 class TriForce(NetworkDrafter):

@@ -105,7 +105,7 @@ class Remote:
 
 def info_of(system: "AbstractFileSystem", path: str) -> dict[str, Any] | None:
     """What a file system says of a file; None if there is none. Raises as `remote_errors`."""
-    with remote_errors(f"cannot read {path}"):
+    with remote_errors(f"cannot read {system.unstrip_protocol(path)}"):
         try:
             info: dict[str, Any] = system.info(path)
         except FileNotFoundError as error:

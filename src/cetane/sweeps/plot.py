@@ -88,19 +88,19 @@ def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
             f"perplexity {pick.perplexity:.2f}",
             (pick.bits_per_weight, pick.perplexity), textcoords="offset points",
             xytext=(-16 if right else 16, 34), ha="right" if right else "left", fontsize=9,
-            arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.8},
+            arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.8}, parse_math=False,
         )  # fmt: skip
     decorate(axes, points)
 
 
 def decorate(axes: Axes, points: Sequence[Point]) -> None:
     """Set the scales, ticks, labels, title and legend."""
-    from matplotlib.ticker import MultipleLocator, NullLocator
+    from matplotlib.ticker import MaxNLocator, NullLocator
 
     first = points[0]
     axes.set_yscale("log")
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_locator(MultipleLocator(1))
+    axes.xaxis.set_major_locator(MaxNLocator(20, steps=[1, 2, 5, 10], integer=True))
     perplexities = [point.perplexity for point in points]
     ticks = nice(min(perplexities), max(perplexities))
     axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])

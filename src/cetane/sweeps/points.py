@@ -14,7 +14,7 @@ from cetane.errors import CetaneError
 from cetane.files import json_sha256
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.ledger import Ledger
-from cetane.validation import Data
+from cetane.validation import Data, Drawn
 
 PointMethod = Literal[
     "fp16", "linear", "uniform", "kmeans", "weighted", "vector", "mixed", "gptq", "tuned"
@@ -92,7 +92,7 @@ class Point(Data):
     """The `[compression]` table of a recipe."""
     weight_bytes: int
     """Bytes of all shards' weights, as in `cetane plan`."""
-    bits_per_weight: float
+    bits_per_weight: Drawn
     """Bits of the weights that formats are for, with scales and palettes."""
     perplexity: float
     perplexity_ratio: float

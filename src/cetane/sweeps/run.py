@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,8 @@ from cetane.sweeps.sizes import Sizes
 from cetane.sweeps.sweep import Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 from cetane.tasks.workers import Workers, open_workers
+
+log = logging.getLogger("cetane.sweeps")
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,8 @@ def run_sweep(
     """
     sizes, progress, mixed = work.sizes, work.progress, load_grid().mixed.sizes
     size = sizes.of_way(mixed[0]) if budget is None else budget.size(sizes)
+    if judged := sum(map(work.knows_way, names)):
+        log.info("an earlier sweep judged %d of %d ways in %s", judged, len(names), work.folder)
     tasks = None if crew is None else SweepTasks(work, crew)
     if tasks is not None:
         tasks.judge_ways(names, mixing)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -124,15 +125,26 @@ class Sweep:
         """The point of one way, by its name; None if it is refused."""
         if name in self.refused:
             return None
-        way = parse_way(name)
         try:
-            sensitivities = self.sensitivities if way.form.weighted else None
-            return self.point(candidate(way, self.planner, sensitivities))
+            return self.point(self.candidate(name))
         except CetaneError as error:
-            if isinstance(way.form, Fp16):  # then the model itself is at fault
+            if isinstance(parse_way(name).form, Fp16):  # then the model itself is at fault
                 raise
             self.refused[name] = error.message
             return None
+
+    def candidate(self, name: str) -> Candidate:
+        """The candidate of a way, by its name. CetaneError for one that the model refuses."""
+        way = parse_way(name)
+        return candidate(way, self.planner, self.sensitivities if way.form.weighted else None)
+
+    def knows_way(self, name: str) -> bool:
+        """Whether a way was judged, as `knows` tells of a candidate. This measures nothing."""
+        if parse_way(name).form.weighted and not self.has_sensitivities:
+            return False
+        with suppress(CetaneError):
+            return self.knows(self.candidate(name))
+        return False
 
     def mix(self, wanted: Candidate) -> Point | None:
         """The point of a mix; None if it is refused."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tests.conftest import build_model, build_tokenizer
+from tests.families.config_parts import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.gemma_models import (
     FULL,
     SLIDING,
@@ -18,22 +19,24 @@ from tests.families.gemma_models import (
     build_gemma4,
     build_vaultgemma,
 )
-from tests.families.test_afmoe import build_afmoe
-from tests.families.test_bamba import build_bamba
-from tests.families.test_deepseek import MODELS as LATENT_MODELS
-from tests.families.test_deepseek import build as build_latent
-from tests.families.test_falcon_h1 import build_falcon
-from tests.families.test_gpt_oss import build_oss
-from tests.families.test_granite_hybrid import build_hybrid
-from tests.families.test_layer_normed import build as build_layer_normed
-from tests.families.test_lfm2 import build_lfm2_moe
-from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
-from tests.families.test_llama4 import build_llama4
-from tests.families.test_mixtral import MODELS as MIXTURES
-from tests.families.test_mixtral import build as build_mixture
-from tests.families.test_nemotron_h import build_nemotron
-from tests.families.test_olmo_hybrid import build_olmo_hybrid
-from tests.families.test_qwen3_next import MODELS
+from tests.families.latent_models import LATENT_MODELS
+from tests.families.layer_normed_models import build_layer_normed
+from tests.families.matrix_models import (
+    QWEN_NEXT,
+    build_bamba,
+    build_falcon,
+    build_hybrid,
+    build_nemotron,
+    build_olmo_hybrid,
+)
+from tests.families.mixture_models import (
+    MIXTURES,
+    build_afmoe,
+    build_lfm2_moe,
+    build_llama4,
+    build_mixture,
+    build_oss,
+)
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Tokenizer
@@ -172,9 +175,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         no_rope_layers=[0, 1, 1],
     ),
     "gpt_oss": lambda: build_oss(limit=0.3, sliding_window=32),
-    "qwen3_next": lambda: build_mixture("qwen3_next", **MODELS["qwen3_next"]),
-    "qwen3_5": lambda: build_mixture("qwen3_5_text", **MODELS["qwen3_5_text"]),
-    "qwen3_5_moe": lambda: build_mixture("qwen3_5_moe_text", **MODELS["qwen3_5_moe_text"]),
+    "qwen3_next": lambda: build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"]),
+    "qwen3_5": lambda: build_mixture("qwen3_5_text", **QWEN_NEXT["qwen3_5_text"]),
+    "qwen3_5_moe": lambda: build_mixture("qwen3_5_moe_text", **QWEN_NEXT["qwen3_5_moe_text"]),
     "deepseek_v2": lambda: three_latent_layers("deepseek_v2"),
     "deepseek_v3": lambda: three_latent_layers("deepseek_v3"),
     "glm4_moe_lite": lambda: three_latent_layers("glm4_moe_lite"),
@@ -202,7 +205,7 @@ CORRECTIONS = ("balancing_biases", "e_score_correction_bias", "expert_bias")
 def three_latent_layers(name: str) -> Any:
     """A DeepSeek, or a relative."""
     kind, config = LATENT_MODELS[name]
-    return build_latent(kind, **config | {"num_hidden_layers": 3})
+    return build_mixture(kind, **config | {"num_hidden_layers": 3})
 
 
 def three_mixture_layers(name: str) -> Any:

@@ -149,9 +149,12 @@ class AuthoredPort(ModuleReadings):
     resident = shipped
     int8_activations = False
 
-    def computing(self, _: str) -> Engine:
+    def computing(self, _: str, taken: Any = None) -> Engine:
         """Torch modules have no fp16 of their own."""
         return self.shipped
+
+    def lost(self, *_: Any) -> None:
+        """Torch modules have no ops to name."""
 
     def constants(self, shard: str) -> Iterator[Stored]:
         used = shard_weights(self.planner, shard)

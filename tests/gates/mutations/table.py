@@ -139,7 +139,7 @@ def mixer(port: AuthoredPort) -> Any:
 
 ALSO = {
     "self_attn": ("attention", "attn"),
-    "q_proj": ("q_b_proj",), "o_proj": ("out_proj", "dense"),
+    "q_proj": ("q_b_proj",), "o_proj": ("out_proj", "dense", "c_proj"),
     "q_norm": ("q_layernorm", "query_layernorm"), "k_norm": ("k_layernorm", "key_layernorm"),
     "mlp": ("feed_forward",), "gate_proj": ("w1",),
     "up_proj": ("w3", "c_fc", "fc1", "dense_h_to_4h"),
@@ -267,7 +267,7 @@ def _(port: AuthoredPort) -> None:
         raise Inapplicable
     if not isinstance(part(attn, "k_norm"), RMSNorm):
         raise Inapplicable
-    if attn.form.normed_last:  # gains behind the positions change only their product
+    if attn.form.normed_last or not attn.kind.positioned:  # only the product of the gains counts
         raise Inapplicable
     query, key = part(attn, "q_norm"), part(attn, "k_norm")
     query.forward, key.forward = key.forward, query.forward
@@ -322,6 +322,31 @@ def _(port: AuthoredPort) -> None:
     queries.forward = queries.contract
 
 
+def form_without(module: Any, part: str) -> None:
+    """Have attention compute without a part that its form names."""
+    if getattr(getattr(module, "form", None), part, None) is None:
+        raise Inapplicable
+    module.form = replace(module.form, **{part: None})
+
+
+@mutation("gates of attention left out", "graph")
+def _(port: AuthoredPort) -> None:
+    form_without(mixer(port), "gates")
+
+
+@mutation("gates of attention of the next channel", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = mixer(port)
+    if getattr(getattr(attn, "form", None), "gates", None) is None:
+        raise Inapplicable
+    after(attn.get_submodule(attn.form.gate), lambda x: x.roll(1, 1))
+
+
+@mutation("norm of what attention heads give left out", "graph")
+def _(port: AuthoredPort) -> None:
+    form_without(mixer(port), "inner_norm")
+
+
 # Positions ----------------------------------------------------------------------------------------
 
 
@@ -364,6 +389,16 @@ def _(port: AuthoredPort) -> None:
         forward(flow | {POSITIONS: torch.zeros_like(flow["hidden"])}, memory)
 
     first.forward = without  # type: ignore[method-assign]
+
+
+@mutation("learned positions one row off", "reading")
+def _(port: AuthoredPort) -> None:
+    model = port.planner.model
+    if POSITIONS not in model.tables:
+        raise Inapplicable
+    own = model.tables[POSITIONS]
+    late = replace(own, table=replace(own.table, first=own.table.first + 1))
+    port.planner.model = replace(model, tables=model.tables | {POSITIONS: late})
 
 
 @mutation("keys one rotary row ahead of queries", "graph")
@@ -1123,7 +1158,8 @@ def _(port: AuthoredPort) -> None:
     mlp = layer_part(port, "mlp")
     for owner in (mlp, *getattr(mlp, "experts", ())):
         if hasattr(owner, "act"):
-            owner.act = torch.nn.ReLU()
+            plain = owner.act is torch.nn.functional.relu
+            owner.act = torch.nn.SiLU() if plain else torch.nn.ReLU()
 
 
 @mutation("gelu in its other form, or for silu", "graph")
@@ -1133,6 +1169,14 @@ def _(port: AuthoredPort) -> None:
         if hasattr(owner, "act"):
             exact = owner.act is torch.nn.functional.gelu
             owner.act = torch.nn.GELU("tanh" if exact else "none")
+
+
+@mutation("norm inside an MLP left out", "graph")
+def _(port: AuthoredPort) -> None:
+    mlp = layer_part(port, "mlp")
+    if getattr(mlp, "inner_norm", None) is None:
+        raise Inapplicable
+    mlp.inner_norm = None
 
 
 @mutation("MLP skipped", "graph")
@@ -1237,8 +1281,10 @@ def _(port: AuthoredPort) -> None:
     def transposed(read: Read) -> Read:
         def weight(path: str, *rest: Any) -> Weight:
             item = read(path, *rest)
-            queries = path == f"{name}.weight"
-            return replace(item, pick=lambda tensor: tensor.T) if queries else item
+            if path != f"{name}.weight":
+                return item
+            pick = item.pick or (lambda tensor: tensor)
+            return replace(item, pick=lambda tensor: pick(tensor).T)
 
         return weight
 
@@ -1409,16 +1455,6 @@ def _(port: AuthoredPort) -> None:
         block.get_submodule(block.normed).forward = lambda x: x  # type: ignore[method-assign]
 
 
-@mutation("rates of correction half as large", "graph")
-def _(port: AuthoredPort) -> None:
-    modules = (part for block in port.planner.model.layers for part in block.modules())
-    rules = [part for part in modules if isinstance(part, DeltaNet) and part.most != 1]
-    if not rules:
-        raise Inapplicable
-    for rule in rules:
-        rule.most /= 2
-
-
 @mutation("experts of any group", "graph")
 def _(port: AuthoredPort) -> None:
     for block in mixtures(port):
@@ -1464,6 +1500,84 @@ def _(port: AuthoredPort) -> None:
                 inputs[name] = np.zeros_like(inputs[name])
 
     port.before.append(change)
+
+
+# The delta rule -----------------------------------------------------------------------------------
+
+
+def delta_rule(port: AuthoredPort) -> DeltaNet:
+    """The mixer of the first layer of the delta rule."""
+    for block in port.planner.model.layers:
+        for module in block.modules():
+            if isinstance(module, DeltaNet):
+                return module
+    raise Inapplicable
+
+
+def split_otherwise(port: AuthoredPort, change: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
+    """Change the queries, keys and values of a layer, `(1, channels, 1, T)` each."""
+    rule = delta_rule(port)
+    act = rule.act
+    rule.act = lambda x: torch.cat(change(*act(x).split(rule.sizes, dim=1)), 1)
+
+
+@mutation("rates of correction half as large", "graph")
+def _(port: AuthoredPort) -> None:
+    rule = delta_rule(port)
+    if rule.most == 1:
+        raise Inapplicable
+    rule.most /= 2
+
+
+@mutation("rates of correction all the largest", "graph")
+def _(port: AuthoredPort) -> None:
+    after(delta_rule(port).in_proj_b, lambda x: torch.full_like(x, 20))
+
+
+@mutation("decays of the delta rule left out", "graph")
+def _(port: AuthoredPort) -> None:
+    rule = delta_rule(port)
+    after(rule.decays, lambda made: (made[0], torch.zeros_like(made[1])))
+
+
+@mutation("decays of the delta rule of the next head", "graph")
+def _(port: AuthoredPort) -> None:
+    rule = delta_rule(port)
+    after(rule.decays, lambda made: (made[0], made[1].roll(1, 1)))
+
+
+@mutation("keys and queries of the delta rule of any length", "graph")
+def _(port: AuthoredPort) -> None:
+    delta_rule(port).unit = lambda x: x  # type: ignore[method-assign]
+
+
+@mutation("keys and queries of the delta rule swapped", "graph")
+def _(port: AuthoredPort) -> None:
+    split_otherwise(port, lambda q, k, v: (k, q, v))
+
+
+@mutation("keys and queries of the delta rule of the next head", "graph")
+def _(port: AuthoredPort) -> None:
+    heads = delta_rule(port).heads
+    if heads.key_heads == 1:
+        raise Inapplicable
+    split_otherwise(port, lambda q, k, v: (q.roll(heads.keys, 1), k.roll(heads.keys, 1), v))
+
+
+@mutation("an activation behind a convolution of the delta rule left out", "graph")
+def _(port: AuthoredPort) -> None:
+    delta_rule(port).act = lambda x: x
+
+
+@mutation("answers of the delta rule not normed", "graph")
+def _(port: AuthoredPort) -> None:
+    delta_rule(port).norm.forward = lambda x: x  # type: ignore[method-assign]
+
+
+@mutation("gates of the delta rule left out", "graph")
+def _(port: AuthoredPort) -> None:
+    open_ = 1.2784645  # of which the SiLU is 1
+    after(delta_rule(port).in_proj_z, lambda x: torch.full_like(x, open_))
 
 
 # Mamba-2 ------------------------------------------------------------------------------------------
@@ -1842,6 +1956,15 @@ def _(port: AuthoredPort) -> None:
 def _(port: AuthoredPort) -> None:
     tables = port.tables
     vars(port)["tables"] = replace(tables, tokens=np.roll(tables.tokens[:], 1, 0))
+
+
+@mutation("stored positions one row off", "constants")
+def _(port: AuthoredPort) -> None:
+    tables = port.tables
+    if POSITIONS not in tables.others:
+        raise Inapplicable
+    rolled = np.roll(tables.others[POSITIONS][:], 1, 0)
+    vars(port)["tables"] = replace(tables, others=tables.others | {POSITIONS: rolled})
 
 
 @mutation("stored rotary rows one off", "constants")

@@ -25,7 +25,7 @@ ZAYA: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Shapes:
+class ZeroCheckpoint:
     """A checkpoint of one layer that knows its shapes; every tensor is zero."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class Shapes:
 
 def lowered(recipe: str, shard: str, folder: Path) -> Program:
     """The decode function of a shard, as a recipe that comes with cetane lowers it."""
-    planner = Planner(Shapes(ZAYA), load_recipe(recipe))
+    planner = Planner(ZeroCheckpoint(ZAYA), load_recipe(recipe))
     graph, wide = next(
         (g, w) for g, w in functions_with_widest(planner, shard) if g.function.tokens == 1
     )

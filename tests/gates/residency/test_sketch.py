@@ -1,8 +1,7 @@
 """Rules on a plan that nothing was lowered of."""
 
 import pytest
-from tests.conftest import build_model
-from tests.perf.test_predict import Shapes
+from tests.conftest import UnreadCheckpoint, build_model
 
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.sketch import sketch
@@ -19,7 +18,7 @@ def found(contract: str, verify: int, form: str = "fp16") -> set[str]:
         "tokens": {"verify": verify, "prefill": 0},
         "compression": {"default": form},
     }
-    planner = Planner(Shapes(build_model("llama")), parse_recipe(content, "test"))
+    planner = Planner(UnreadCheckpoint(build_model("llama")), parse_recipe(content, "test"))
     audited = audit(sketch(planner), Target("a19-pro"))
     return {finding.rule for function in audited.functions for finding in function.findings}
 
@@ -39,7 +38,7 @@ def test_a_cache_that_the_graph_scatters(contract: str, verify: int, refused: bo
 def test_a_plan_for_a_newer_system(deployment: str, os: float, refused: bool) -> None:
     content = {"cache": {"context": 128}, "target": {"deployment": deployment}}
     recipe = parse_recipe({"name": "test"} | content, "test")
-    planner = Planner(Shapes(build_model("llama")), recipe)
+    planner = Planner(UnreadCheckpoint(build_model("llama")), recipe)
     audited = audit(sketch(planner), Target("m4-max", os))
     assert any("newer-system" in reason for reason in audited.reasons) == refused
 
@@ -52,7 +51,7 @@ def test_formats_of_weights() -> None:
 def test_weights_that_the_smallest_palette_cannot_divide() -> None:
     content = {"cache": {"context": 128}, "compression": {"default": "auto"}}
     recipe = parse_recipe({"name": "test"} | content, "test")
-    sketched = sketch(Planner(Shapes(build_model("llama", hidden_size=48)), recipe))
+    sketched = sketch(Planner(UnreadCheckpoint(build_model("llama", hidden_size=48)), recipe))
     ops = [op for program in sketched.values() for f in program.functions.values() for op in f.ops]
     bytes_of_rows = {
         next(part for part in op.name.split(".")[1:] if part.endswith("_proj"))

@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.families.matrix_models import (
+    build_falcon,
+    build_hybrid,
+    build_nemotron,
+    build_olmo_hybrid,
+)
+from tests.families.mixture_models import build_afmoe
 from tests.families.parity import engine_of, tokens
-from tests.families.test_afmoe import build_afmoe
-from tests.families.test_falcon_h1 import build_falcon
-from tests.families.test_granite_hybrid import build_hybrid
-from tests.families.test_nemotron_h import build_nemotron
-from tests.families.test_olmo_hybrid import build_olmo_hybrid
-from tests.families.zaya_models import recipe
+from tests.families.recipes import recipe
 
 from cetane.speculate.draft_heads.features import Taps, tapped_blocks, tapped_shards
 from cetane.speculate.draft_heads.windows import windows_of_model

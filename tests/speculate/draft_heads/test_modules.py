@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import engine_of, tokens
-from tests.families.test_mixtral import DECODE, build
-from tests.families.test_qwen3_next import MODELS as DELTAS
-from tests.families.zaya_models import recipe as routed_recipe
+from tests.families.recipes import DECODE
+from tests.families.recipes import recipe as routed_recipe
 from tests.speculate.lessons import KINDS, STEPS, config, counting, untrained
 from torch.nn import functional as F
 
@@ -94,7 +95,9 @@ def test_hidden_states_are_those_of_the_model(engine: Engine, model: Any) -> Non
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_next"])
 def test_hidden_states_behind_routed_experts(kind: str) -> None:
     """Those that a layer hands on, not those before its experts: of one, or of all chosen ones."""
-    model = build(kind, **{"num_local_experts": 4} if kind == "mixtral" else DELTAS[kind])
+    model = build_mixture(
+        kind, **{"num_local_experts": 4} if kind == "mixtral" else QWEN_NEXT[kind]
+    )
     routed = routed_recipe("readonly", "per-layer", routed=DECODE)
     routed_engine, ids = engine_of(model, routed), tokens(288)[:12]
     shards = tapped_shards(routed_engine.plan)

@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.engine.test_subset import subset_recipe
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.gemma_models import recipe as make_recipe
 from tests.families.parity import engine_of, in_turn, tokens, truth
-from tests.families.zaya_models import recipe as zaya_recipe
+from tests.families.recipes import recipe as zaya_recipe
+from tests.families.recipes import subset_recipe
 from tests.speculate.draft_head_models import (
     STEPS,
     InMemory,

@@ -1,10 +1,16 @@
 """Explains a red verdict of the golden gate."""
 
+from collections.abc import Callable, Sequence
 from math import ceil, log2
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from cetane.checkpoint import Checkpoint
 from cetane.files import documentation
+from cetane.gates import metrics
 from cetane.gates.bases import STATED
 from cetane.gates.explain.explanation import Explanation, RefusedPort
 from cetane.gates.explain.graph import wrong_graph
@@ -12,10 +18,19 @@ from cetane.gates.explain.mends import better_weights
 from cetane.gates.explain.weights import other_base, wrong_weights
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
 from cetane.gates.manifest import OTHER_PLAN, OTHER_TAGS, other_parts
+from cetane.gates.reference import Reference, decoder_of, reference_of
 from cetane.gates.rounding import QUANTIZED, Rounding, judge_rounding
 from cetane.hardware import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
+
+HALF_STEP = 2.0**-11
+"""The largest error of a number that is rounded to fp16, over the number."""
+TRIALS = 8
+"""Random errors of the embeddings."""
+ROUNDINGS = 32
+"""About as many ops of a layer round one after the other."""
+REPORT = "No recipe mends that: report it"
 
 
 def explain(
@@ -28,6 +43,16 @@ def explain(
     """
     if verdict.passed:
         return None
+    found = first_cause(port, checkpoint, verdict, adapter)
+    if found is None or verdict.lost is None:
+        return found
+    return found.model_copy(update={"sentence": f"{found.sentence} {verdict.lost.told}"})
+
+
+def first_cause(
+    port: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None
+) -> Explanation | None:
+    """The first cause of a refusal, without the place of infinity or NaN."""
     recipe = port.plan.recipe
     failed = [check for check in verdict.checks if not check.passed]
     stated = next((check for check in failed if check.name.endswith(STATED)), None)
@@ -52,7 +77,9 @@ def explain(
     if any(name.startswith("structure") for name in red):
         return wrong_graph(port, checkpoint, verdict, adapter)
     if any(name.startswith("fp16") for name in red):
-        return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
+        return beyond_fp16(
+            verdict, Planner(checkpoint, recipe), lambda: reference_of(checkpoint, adapter)
+        )
     if any(name.startswith("ane") for name in red):
         return lost_products(verdict, recipe)
     return too_compressed(verdict, Planner(checkpoint, recipe))
@@ -70,21 +97,25 @@ def of_adapter(name: str, own: Explanation | None) -> Explanation | None:
     )
 
 
-def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:
+def beyond_fp16(
+    verdict: GoldenResult, planner: Planner, reference: Callable[[], Reference]
+) -> Explanation:
     """The explanation of rounding errors, with the power of two that brings the stream into
     fp16."""
     largest = max(verdict.ranges, key=lambda one: one.largest)
     worse = spoiled("fp16", verdict)
     where = next((one.where for one in worse if one.where), largest.block)
     modes = dict.fromkeys(one.mode for one in worse)
-    lost = "loses too many digits" if all(one.finite for one in worse) else "leaves fp16's range"
     scale = planner.model.residual_scale
     if largest.largest <= NEAR_LIMIT:
+        lost = f"an op inside leaves fp16's range. {REPORT}"
+        if all(one.finite for one in worse):
+            lost = lost_digits(verdict, worse, len(planner.model.layers), reference())
         return Explanation(
             cause="fp16 range",
             where=where,
             sentence=f"Rounding to fp16 spoils {where} ({', '.join(modes)}), though the residual "
-            f"stream stays at {largest.largest:.0f}: an op inside {lost}.",
+            f"stream stays at {largest.largest:.0f}: {lost}.",
         )
     said = (
         f"The residual stream reaches {largest.largest:.0f} after {largest.block}; "
@@ -103,6 +134,40 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
         sentence=f"{said}. A stream {power:g} times as large is the same model.",
         changes={"family.residual_scale": power},
     )
+
+
+def lost_digits(
+    verdict: GoldenResult, worse: Sequence[Rounding], layers: int, reference: Reference
+) -> str:
+    """Whether an op loses digits, or the model magnifies any rounding: then rounding its embeddings
+    alone moves the hidden states, if less than all roundings of a port do."""
+    for one in worse:
+        tokens = verdict.probes["text from 0" if one.text else f"start, {one.mode}"]
+        moved = moved_by_rounding(reference, tokens)
+        if 1 - min(one.hidden_cosine, one.logit_cosine) > ROUNDINGS * layers * moved:
+            return f"an op inside loses too many digits. {REPORT}"
+    return (
+        "the model itself magnifies any rounding. Embeddings off by half a step of fp16 alone turn "
+        f"its logits by {moved:.1g} (1 - cosine), and every op rounds. Random or hardly trained "
+        "weights do so, and no recipe mends them"
+    )
+
+
+def moved_by_rounding(reference: Reference, tokens: Sequence[int]) -> float:
+    """How far the model's logits turn if its embeddings are off by half a step of fp16, at random:
+    1 - cosine, the mean over tokens and some trials."""
+    generator = torch.Generator().manual_seed(0)
+
+    def off(_: Any, __: Any, rows: Tensor) -> Tensor:
+        return rows * (1 + HALF_STEP * (2 * torch.rand(rows.shape, generator=generator) - 1))
+
+    (exact,) = reference.run([tokens])
+    hook = decoder_of(reference.model).get_input_embeddings().register_forward_hook(off)
+    try:
+        trials = reference.run([tokens] * TRIALS)
+    finally:
+        hook.remove()
+    return 1 - float(np.mean([metrics.cosine(exact.logits, one.logits) for one in trials]))
 
 
 def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:

@@ -108,10 +108,10 @@ def place_of(first: Deviation) -> str:
 
 def erring(first: Deviation) -> str:
     """By how much a tensor errs, and where, in words."""
+    errs = "has infinity or NaN" if first.lost else f"errs by {first.relative:.2g}"
     return (
-        f"On the checkpoint's own weights, {first.tensor} of {first.shard} errs by "
-        f"{first.relative:.2g} after {first.truth} ({first.mode}, {first.probe}, position "
-        f"{first.position})"
+        f"On the checkpoint's own weights, {first.tensor} of {first.shard} {errs} after "
+        f"{first.truth} ({first.mode}, {first.probe}, position {first.position})"
     )
 
 

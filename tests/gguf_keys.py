@@ -1,0 +1,241 @@
+"""Hyperparameters as llama.cpp's converter writes them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gguf
+import numpy as np
+import transformers
+
+Writer = gguf.GGUFWriter
+Config = transformers.PreTrainedConfig
+
+LFM2 = ("lfm2", "lfm2moe")
+HEAD_WIDTH = (
+    "ernie4_5", "gemma", "gemma2", "gemma3", "glm4", "gpt-oss", "hunyuan-dense", "mistral3",
+    "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed_oss",
+)  # fmt: skip
+"""The architectures whose files say how wide a head is."""
+
+
+def write_keys(writer: Writer, architecture: str, config: Config) -> None:
+    """The hyperparameters of a model."""
+    write_sizes(writer, architecture, config)
+    if architecture in OWN:
+        OWN[architecture](writer, config)
+    write_rotary(writer, architecture, config)
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    writer.add_pad_token_id(config.pad_token_id)
+
+
+def write_sizes(writer: Writer, architecture: str, config: Config) -> None:
+    """What all models have."""
+    inner, kv = config.intermediate_size, config.num_key_value_heads
+    if architecture == "gemma4" and config.use_double_wide_mlp:
+        own = config.num_hidden_layers - config.num_kv_shared_layers
+        inner = [inner if index < own else 2 * inner for index in range(config.num_hidden_layers)]
+    if architecture in LFM2:
+        kv = [0 if kind == "conv" else kv for kind in config.layer_types]
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(1 if architecture == "deepseek2" else kv)
+    eps = config.norm_eps if architecture in LFM2 else config.rms_norm_eps
+    writer.add_layer_norm_rms_eps(eps)
+    if architecture in HEAD_WIDTH:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if experts := getattr(config, "num_experts", None):  # some configs know it by this name too
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def write_rotary(writer: Writer, architecture: str, config: Config) -> None:
+    """The rotary parameters. A file has one set: that of full layers, and a base for the others."""
+    rope = config.rope_parameters
+    if "sliding_attention" in rope:
+        local, rope = rope["sliding_attention"]["rope_theta"], rope["full_attention"]
+        # Files of an OLMo 3 with one base lack the key, and those of Gemma 3 always do.
+        if architecture == "gemma4" or (architecture == "olmo2" and local != rope["rope_theta"]):
+            writer.add_rope_freq_base_swa(local)
+    if architecture == "gemma4":
+        rope = rope | {"rope_type": "default"}  # a tensor says which pairs turn
+    if architecture == "hunyuan-dense" and rope.get("alpha"):
+        grown = rope["alpha"] ** (config.head_dim / (config.head_dim - 2))
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"] * grown}
+    if rope["rope_type"] == "longrope":
+        write_longrope(writer, config, rope)
+        rope = rope | {"rope_type": "default"}  # llama.cpp tells it by the tensors
+    if architecture not in ("gemma", "gemma2"):  # there it is always llama.cpp's default
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("attention_factor") is not None:
+            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        if rope.get("beta_fast") is not None:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+
+
+def write_longrope(writer: Writer, config: Config, rope: dict[str, Any]) -> None:
+    for name in ("long", "short"):
+        factors = np.array(rope[f"{name}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    trained = config.original_max_position_embeddings
+    growth = math.log(config.max_position_embeddings / trained)
+    writer.add_rope_scaling_attn_factors(math.sqrt(1 + growth / math.log(trained)))
+
+
+# What single architectures have.
+
+
+def write_windows(writer: Writer, config: Config) -> None:
+    """A window, and which layers see no more than it."""
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([t == "sliding_attention" for t in config.layer_types])
+
+
+def write_deepseek2(writer: Writer, config: Config) -> None:
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
+
+
+def write_exaone4(writer: Writer, config: Config) -> None:
+    if config.sliding_window is not None:
+        write_windows(writer, config)
+
+
+def write_gemma2(writer: Writer, config: Config) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def write_gemma3(writer: Writer, config: Config) -> None:
+    writer.add_sliding_window(config.sliding_window)
+
+
+def write_gemma4(writer: Writer, config: Config) -> None:
+    full, local = (
+        config.per_layer_config[f"{kind}_attention"].head_dim for kind in ("full", "sliding")
+    )
+    writer.add_key_length(full)
+    writer.add_value_length(full)
+    writer.add_key_length_swa(local)
+    writer.add_value_length_swa(local)
+    writer.add_rope_dimension_count(full)
+    writer.add_rope_dimension_count_swa(local)
+    write_windows(writer, config)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def write_glm4(writer: Writer, config: Config) -> None:
+    part = config.rope_parameters["partial_rotary_factor"]
+    writer.add_rope_dimension_count(int(part * config.head_dim))
+
+
+def write_gpt_oss(writer: Writer, config: Config) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+
+
+def write_granite(writer: Writer, config: Config) -> None:
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
+def write_granitemoe(writer: Writer, config: Config) -> None:
+    write_granite(writer, config)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def write_lfm2(writer: Writer, config: Config) -> None:
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+
+
+def write_lfm2moe(writer: Writer, config: Config) -> None:
+    write_lfm2(writer, config)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_leading_dense_block_count(config.num_dense_layers)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def write_mistral3(writer: Writer, config: Config) -> None:
+    rope = config.rope_parameters
+    if "mscale_all_dim" in rope:
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def write_olmo2(writer: Writer, config: Config) -> None:
+    if config.model_type == "olmo3":
+        write_windows(writer, config)
+
+
+def write_phi3(writer: Writer, config: Config) -> None:
+    width = config.hidden_size // config.num_attention_heads
+    part = config.rope_parameters["partial_rotary_factor"]
+    writer.add_rope_dimension_count(int(part * width))
+    writer.add_sliding_window(config.sliding_window or 0)
+    writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+
+
+def write_qwen2moe(writer: Writer, config: Config) -> None:
+    write_qwen3moe(writer, config)
+    writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def write_qwen3moe(writer: Writer, config: Config) -> None:
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def write_delta_rule(writer: Writer, config: Config) -> None:
+    """Every second layer attends."""
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(2)
+    part = config.rope_parameters["partial_rotary_factor"]
+    writer.add_rope_dimension_count(int(config.head_dim * part))
+
+
+def write_qwen3next(writer: Writer, config: Config) -> None:
+    write_delta_rule(writer, config)
+    write_qwen2moe(writer, config)
+
+
+OWN: dict[str, Callable[[Writer, Config], None]] = {
+    "deepseek2": write_deepseek2, "exaone4": write_exaone4, "gemma2": write_gemma2,
+    "gemma3": write_gemma3, "gemma4": write_gemma4, "glm4": write_glm4, "gpt-oss": write_gpt_oss,
+    "granite": write_granite, "granitemoe": write_granitemoe, "lfm2": write_lfm2,
+    "lfm2moe": write_lfm2moe, "mistral3": write_mistral3, "olmo2": write_olmo2,
+    "phi3": write_phi3, "qwen2moe": write_qwen2moe, "qwen35": write_delta_rule,
+    "qwen35moe": write_qwen3next, "qwen3moe": write_qwen3moe, "qwen3next": write_qwen3next,
+}  # fmt: skip
+"""The keys of an architecture's own, by its name in files."""
