@@ -1,6 +1,7 @@
 """The families' torch modules before conversion, judged as the gates judge a port."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 
@@ -18,6 +19,7 @@ from cetane.gates.probe_sizes import filled, tokens_for_experts
 from cetane.gates.probes import structure_probes
 from cetane.gates.reference import Reference
 from cetane.gates.structure import Deviation, deviations
+from cetane.lower.recorder import Recorder
 from cetane.lower.structure import records
 from cetane.mil.executor import TensorState
 from cetane.planner import Planner
@@ -30,11 +32,16 @@ class ModuleReadings:
     planner: Planner
     weights: Checkpoint
 
+    @cached_property
+    def seen_by_lowering(self) -> dict[str, dict[str, Recorder]]:
+        """The records by shard and function. Each reading asks for another part of them."""
+        return {shard: records(self.planner, shard) for shard in self.planner.members}
+
     def epsilons(self, shard: str) -> dict[str, float]:
         """The epsilons of a shard's norms, by function and number."""
         return {
             f"{function}/norm-{number}": epsilon
-            for function, record in records(self.planner, shard).items()
+            for function, record in self.seen_by_lowering[shard].items()
             for number, epsilon in enumerate(record.epsilons)
         }
 
@@ -42,17 +49,17 @@ class ModuleReadings:
         """The activations of a shard's functions, by function and number."""
         return {
             f"{function}/activation-{number}": Activation(activation)
-            for function, record in records(self.planner, shard).items()
+            for function, record in self.seen_by_lowering[shard].items()
             for number, activation in enumerate(record.activations)
         }
 
     def bounds(self, shard: str) -> dict[str, list[float]]:
         """The bounds of activations in each function of a shard."""
-        return {name: one.bounds for name, one in records(self.planner, shard).items()}
+        return {name: one.bounds for name, one in self.seen_by_lowering[shard].items()}
 
     def roundings(self, shard: str) -> dict[str, int]:
         """The number of tensors that each function of a shard rounds."""
-        return {name: one.roundings for name, one in records(self.planner, shard).items()}
+        return {name: one.roundings for name, one in self.seen_by_lowering[shard].items()}
 
     def choosers(self, shard: str) -> dict[str, Chooser | None]:
         """None: modules choose by no tables."""
