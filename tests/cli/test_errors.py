@@ -616,6 +616,7 @@ def leftovers():
     time.sleep(60)
 
 doctor.leftovers = leftovers
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 main()
 """
 

@@ -24,6 +24,7 @@ from cetane.gates.golden import golden, judge_ranges
 from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.manifest import OTHER_PLAN, OTHER_TAGS
 from cetane.gates.observe import ProbeTask, observe
+from cetane.gates.port import ArithmeticBackend
 from cetane.gates.probes import Probe, ProbePart, text_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
@@ -273,9 +274,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards that are opened in fp16, in order; fails when one is while another is there."""
     names: list[str] = []
     alive: list[weakref.ref[Any]] = []
-    opens = PortableBackend.open
+    opens = ArithmeticBackend.open
 
-    def spy(self: PortableBackend, shard: str) -> Any:
+    def spy(self: ArithmeticBackend, shard: str) -> Any:
         if self.arithmetic == "fp32":
             return opens(self, shard)
         assert [ref for ref in alive if ref() is not None] == []
@@ -284,7 +285,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         alive.extend([weakref.ref(program), weakref.ref(program.program)])
         return program
 
-    monkeypatch.setattr(PortableBackend, "open", spy)
+    monkeypatch.setattr(ArithmeticBackend, "open", spy)
     return names
 
 
