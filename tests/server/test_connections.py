@@ -28,7 +28,7 @@ class Application(FastAPI):
         super().__init__()
         self.ended = threading.Event()
         settings = Settings(seconds=0.5, body_seconds=0.1)
-        self.state.service = SimpleNamespace(settings=settings, close=lambda: None)
+        self.state.service = SimpleNamespace(settings=settings, close=lambda: None, workers=())
         self.get("/health")(self.health)
         self.get("/stream")(self.stream)
 
