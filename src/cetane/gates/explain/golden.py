@@ -29,7 +29,7 @@ HALF_STEP = 2.0**-11
 TRIALS = 8
 """Random errors of the embeddings."""
 ROUNDINGS = 32
-"""About as many ops of a layer round one after the other."""
+"""How many ops of a layer round one after the other, about."""
 REPORT = "No recipe mends that: report it"
 
 
@@ -139,8 +139,11 @@ def beyond_fp16(
 def lost_digits(
     verdict: GoldenResult, worse: Sequence[Rounding], layers: int, reference: Reference
 ) -> str:
-    """Whether an op loses digits, or the model magnifies any rounding: then rounding its embeddings
-    alone moves the hidden states, if less than all roundings of a port do."""
+    """In words: whether an op loses digits, or the model magnifies any rounding.
+
+    Rounding its embeddings alone moves such a model. A port rounds some `ROUNDINGS` times a layer,
+    and may move as many times as far.
+    """
     for one in worse:
         tokens = verdict.probes["text from 0" if one.text else f"start, {one.mode}"]
         moved = moved_by_rounding(reference, tokens)
