@@ -303,9 +303,11 @@ class Proof:
     ) -> None:
         """Note where infinity or NaN first comes from, by the shortest task that has one. What an
         earlier question met is the first."""
+        if self.lost is not None:
+            return
         head = self.plan.tokens(0, self.plan.rows)
         lost = [task for task, one in zip(tasks, seen, strict=True) if not one.finite(head)]
-        if lost and self.lost is None:
+        if lost:
             shortest = min(lost, key=lambda task: len(task.probe.tokens))
             self.lost = self.port.lost(arithmetic, shortest)
 
