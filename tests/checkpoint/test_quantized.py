@@ -303,6 +303,7 @@ INT8: dict[str, torch.Tensor] = {
     "weight": torch.ones(4, 4, dtype=torch.int8), "weight_scale": torch.ones(4, 2),
 }  # fmt: skip
 GPTQ_SAID = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+INT8_SAID = compressed("int-quantized", 8, strategy="group", group_size=2)
 PARTS = [
     (GPTQ_SAID, GPTQ, "qweight", torch.ones(2, 8)),
     (GPTQ_SAID, GPTQ, "qweight", torch.ones(2, 8).bfloat16()),
@@ -312,12 +313,12 @@ PARTS = [
     (GPTQ_SAID, GPTQ, "g_idx", -torch.ones(16).int()),
     (GPTQ_SAID, GPTQ, "g_idx", torch.ones(16).int() * 2),
     (GPTQ_SAID, GPTQ, "g_idx", torch.full((16,), 0.7)),
-    (compressed("int-quantized", 8), INT8, "weight_scale", torch.ones(4, 2).int()),
-    (compressed("int-quantized", 8), INT8, "weight_g_idx", -torch.ones(4).int()),
-    (compressed("int-quantized", 8), INT8, "weight_g_idx", torch.ones(1).int()),
-    (compressed("int-quantized", 8), INT8, "weight_g_idx", torch.tensor(1)),
-    (compressed("int-quantized", 8), INT8, "weight_zero_point", torch.ones(4, 0).to(torch.int8)),
-    (compressed("int-quantized", 8), INT8, "weight_zero_point", torch.ones(4, 1).to(torch.int8)),
+    (INT8_SAID, INT8, "weight_scale", torch.ones(4, 2).int()),
+    (INT8_SAID, INT8, "weight_g_idx", -torch.ones(4).int()),
+    (INT8_SAID, INT8, "weight_g_idx", torch.ones(1).int()),
+    (INT8_SAID, INT8, "weight_g_idx", torch.tensor(1)),
+    (INT8_SAID, INT8, "weight_zero_point", torch.ones(4, 0).to(torch.int8)),
+    (INT8_SAID, INT8, "weight_zero_point", torch.ones(4, 1).to(torch.int8)),
 ]
 
 
@@ -334,6 +335,76 @@ def test_a_part_that_does_not_fit(
         else:
             with pytest.raises(CetaneError, match="does not fit"):
                 open_checkpoint(path).read(f"{NAME}.weight")
+
+
+AWQ: dict[str, torch.Tensor] = {
+    "qweight": torch.ones(16, 1).int(), "scales": torch.ones(2, 8),
+    "qzeros": torch.ones(2, 1).int(),
+}  # fmt: skip
+MLX: dict[str, torch.Tensor] = {
+    "weight": torch.ones(8, 2).int(), "scales": torch.ones(8, 2), "biases": torch.ones(8, 2),
+}  # fmt: skip
+GROUPED = {
+    "awq": (lambda size: {"quant_method": "awq", "bits": 4, "group_size": size}, AWQ, (8,)),
+    "gptq": (lambda size: {"quant_method": "gptq", "bits": 4, "group_size": size}, GPTQ, (8,)),
+    "gptq, a size of some modules": (
+        lambda size: {
+            "quant_method": "gptq", "bits": 4, "group_size": 32,
+            "dynamic": {"a": {"group_size": size}},
+        }, GPTQ, (8,),
+    ),
+    "mlx": (lambda size: {"bits": 4, "group_size": size}, MLX, (8,)),
+    "compressed-tensors": (
+        lambda size: compressed("int-quantized", 8, group_size=size)["quantization_config"],
+        INT8, (2,),
+    ),
+    "gptq, one group": (
+        lambda size: {"quant_method": "gptq", "bits": 4, "group_size": size},
+        GPTQ | {"scales": torch.ones(1, 8), "qzeros": torch.ones(1, 1).int()}, (-1, 16, 128),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "parts", "right"), GROUPED.values(), ids=GROUPED)
+def test_groups_of_another_size_than_the_config_says(
+    tmp_path: Path, said: Any, parts: dict[str, torch.Tensor], right: tuple[int, ...]
+) -> None:
+    """Scales of half the groups would give wrong weights, which no gate could see."""
+    stored = {f"{NAME}.{key}": value for key, value in parts.items()}
+    for size in right:
+        open_checkpoint(folder(tmp_path, {"quantization_config": said(size)}, stored))
+    for size in (0, 4, -2, "8", [8]):
+        if size not in right:
+            path = folder(tmp_path, {"quantization_config": said(size)}, stored)
+            with pytest.raises(CetaneError, match="group_size is"):
+                open_checkpoint(path)
+
+
+@pytest.mark.parametrize("offset", [10**39, float("nan"), float("-inf"), True, "0"])
+def test_offsets_that_are_no_number_of_fp32(tmp_path: Path, offset: Any) -> None:
+    state = {"blocksize": 64, "shape": [8, 8], "nested_blocksize": 256, "nested_offset": offset}
+    prefix = f"{NAME}.weight"
+    parts = {
+        prefix: torch.ones(32, 1, dtype=torch.uint8),
+        f"{prefix}.quant_map": torch.ones(16),
+        f"{prefix}.absmax": torch.ones(1, dtype=torch.uint8),
+        f"{prefix}.nested_absmax": torch.ones(1),
+        f"{prefix}.nested_quant_map": torch.ones(256),
+        f"{prefix}.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()]).to(
+            torch.uint8
+        ),
+    }
+    path = folder(tmp_path, {"quantization_config": {"quant_method": "bitsandbytes"}}, parts)
+    with pytest.raises(CetaneError, match=r"quant_state.* does not fit the format"):
+        open_checkpoint(path)
+
+
+def test_a_damaged_weight_is_named(tmp_path: Path) -> None:
+    stored = {f"{NAME}.{key}": value for key, value in GPTQ.items()}
+    path = folder(tmp_path, GPTQ_SAID, stored | {f"{NAME}.g_idx": torch.full((16,), 10**6)})
+    with pytest.raises(CetaneError, match=f"{NAME}.weight, int4") as refusal:
+        open_checkpoint(path).read(f"{NAME}.weight")
+    assert refusal.value.hint == "the checkpoint is damaged: download it again"
 
 
 METHODS = ("nvfp4", "hqq", "quanto", "torchao", "aqlm", "modelopt", "fbgemm_fp8", "no such thing")

@@ -32,6 +32,7 @@ def read_awq(stored: QuantizedTensors) -> Tensors:
         inputs, words = stored.matrix(f"{module}.qweight")
         groups, outputs = stored.matrix(f"{module}.scales")
         stored.check(outputs == 8 * words and inputs % groups == 0, f"{module}.scales")
+        stored.check_groups(f"{module}.scales", inputs, groups, [stored.said.get("group_size")])
         stored.check(stored.shape(f"{module}.qzeros") == (groups, words), f"{module}.qzeros")
         stored.join(
             module, (outputs, inputs), "int4", decode, words=".qweight", zeros=".qzeros",

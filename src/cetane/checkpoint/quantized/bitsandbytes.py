@@ -57,7 +57,9 @@ def fours(stored: QuantizedTensors, module: str, kind: str, end: str) -> None:
     stored.check(fits and stored.tensors[f"{module}.weight.absmax"].dtype in kinds,
                  f"{module}.weight.absmax")  # fmt: skip
     if nested is not None:
-        stored.check(type(nested) is int and nested > 0 and isinstance(offset, int | float)
+        # The largest fp32; NaN compares as false.
+        finite = type(offset) in (int, float) and abs(offset) < 2.0**128
+        stored.check(type(nested) is int and nested > 0 and finite
                      and stored.shape(f"{module}.weight.nested_quant_map") == (256,)
                      and stored.shape(f"{module}.weight.nested_absmax") == (-(-blocks // nested),),
                      f"{module}{end}")  # fmt: skip

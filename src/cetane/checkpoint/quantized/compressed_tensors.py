@@ -20,13 +20,14 @@ def read_compressed_tensors(stored: QuantizedTensors) -> Tensors:
     """
     plans = weight_plans(stored)
     bits = [plan.get("num_bits") for plan in plans]
+    sizes = [plan.get("group_size") or -1 for plan in plans]  # without one, scales are of rows
     for module in stored.modules(".weight_packed"):
         if bits not in ([4], [8]) or type(bits[0]) is not int:
             raise stored.bad(f"packed weights of {bits} bits")
-        unpack_words(stored, module, bits[0])
+        unpack_words(stored, module, bits[0], sizes)
     blocks = [plan["block_structure"] for plan in plans if plan.get("block_structure")]
     for module in stored.modules(".weight", ("I8", "F8_E4M3")):
-        join_plain(stored, module, blocks)
+        join_plain(stored, module, blocks, sizes)
     return stored.tensors
 
 
@@ -50,9 +51,9 @@ def weight_plans(stored: QuantizedTensors) -> list[dict[str, Any]]:
     return plans
 
 
-def join_plain(stored: QuantizedTensors, module: str, blocks: list[Any]) -> None:
+def join_plain(stored: QuantizedTensors, module: str, blocks: list[Any], sizes: list[Any]) -> None:
     """Join a weight of 8 bits with its scales: of blocks, if the config gives their one size in
-    `blocks`; else of the tensor, of rows or of groups."""
+    `blocks`; else of the tensor, of rows or of groups of one of `sizes`."""
     rows, columns = stored.matrix(f"{module}.weight")
     scale = stored.shape(f"{module}.weight_scale")
     block = None
@@ -62,7 +63,7 @@ def join_plain(stored: QuantizedTensors, module: str, blocks: list[Any]) -> None
         fits = scale == (-(-rows // block[0]), -(-columns // block[1]))
         stored.check(fits, f"{module}.weight_scale")
     else:
-        check_scales(stored, module, scale, rows, columns)
+        check_scales(stored, module, scale, rows, columns, sizes)
     check_zeros(stored, module, scale)
     kind = "int8" if stored.tensors[f"{module}.weight"].dtype == "I8" else "float8"
     stored.join(
@@ -72,11 +73,19 @@ def join_plain(stored: QuantizedTensors, module: str, blocks: list[Any]) -> None
 
 
 def check_scales(
-    stored: QuantizedTensors, module: str, scale: tuple[int, ...], rows: int, columns: int
+    stored: QuantizedTensors,
+    module: str,
+    scale: tuple[int, ...],
+    rows: int,
+    columns: int,
+    sizes: list[Any],
 ) -> None:
-    """Raise CetaneError for scales that are neither one, nor of rows, nor of groups of columns."""
+    """Raise CetaneError for scales that are neither one, nor of rows, nor of groups of columns, of
+    one of the sizes that the config states."""
     grouped = len(scale) == 2 and scale[0] == rows and scale[1] and columns % scale[1] == 0
     stored.check(scale in ((), (1,)) or bool(grouped), f"{module}.weight_scale")
+    if grouped:
+        stored.check_groups(f"{module}.weight_scale", columns, scale[1], sizes)
     order = stored.tensors.get(f"{module}.weight_g_idx")
     stored.check(order is None or order.shape == (columns,), f"{module}.weight_g_idx")
 
@@ -87,20 +96,20 @@ def check_zeros(stored: QuantizedTensors, module: str, shape: tuple[int, ...]) -
     stored.check(zero is None or zero.shape == shape, f"{module}.weight_zero_point")
 
 
-def unpack_words(stored: QuantizedTensors, module: str, bits: int) -> None:
+def unpack_words(stored: QuantizedTensors, module: str, bits: int, sizes: list[Any]) -> None:
     """Unpack compressed-tensors' int32 words: columns from the lowest bits up, plus half the
     range."""
-    sizes = stored.take(f"{module}.weight_shape")
-    assert sizes is not None
-    stored.check(sizes.dtype in ("I64", "I32") and sizes.shape == (2,), f"{module}.weight_shape")
-    rows, columns = (int(n) for n in to_torch(sizes))
+    shape = stored.take(f"{module}.weight_shape")
+    assert shape is not None
+    stored.check(shape.dtype in ("I64", "I32") and shape.shape == (2,), f"{module}.weight_shape")
+    rows, columns = (int(n) for n in to_torch(shape))
     words = -(-columns * bits // 32)
     stored.check(rows > 0 and columns > 0, f"{module}.weight_shape")
     stored.check(
         stored.shape(f"{module}.weight_packed") == (rows, words), f"{module}.weight_packed"
     )
     scale = stored.shape(f"{module}.weight_scale")
-    check_scales(stored, module, scale, rows, columns)
+    check_scales(stored, module, scale, rows, columns, sizes)
     check_zeros(stored, module, (-(-rows * bits // 32), *scale[1:]))
     half = 1 << (bits - 1)
 

@@ -25,6 +25,8 @@ def read_gptq(stored: QuantizedTensors) -> Tensors:
                 f"dynamic gives {pattern} {own['bits']!r} bits; only one number of bits for all "
                 "is supported"
             )
+    groupings = [stored.said, *(own for own in dynamic.values() if isinstance(own, dict))]
+    sizes = [each.get("group_size") for each in groupings]
     layout = stored.layout("gptq", "format", "checkpoint_format")
     if layout not in ("gptq", "gptq_v2"):
         raise stored.bad(f"format {layout!r}; only gptq and gptq_v2 are supported")
@@ -48,6 +50,7 @@ def read_gptq(stored: QuantizedTensors) -> Tensors:
         groups, columns = stored.matrix(f"{module}.scales")
         fits = columns == outputs and (words * per) % groups == 0
         stored.check(fits, f"{module}.scales")
+        stored.check_groups(f"{module}.scales", words * per, groups, sizes)
         zeros = stored.shape(f"{module}.qzeros")
         stored.check(zeros == (groups, -(-outputs // per)) and outputs % per == 0,
                      f"{module}.qzeros")  # fmt: skip

@@ -29,6 +29,8 @@ def read_mlx(stored: QuantizedTensors) -> Tensors:
             and stored.shape(f"{module}.biases") == grouping, f"{module}.scales",
         )  # fmt: skip
 
+        stored.check_groups(f"{module}.scales", columns, grouping[1], [said.get("group_size")])
+
         def decode(
             parts: dict[str, torch.Tensor], bits: int = bits, columns: int = columns
         ) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ HINT = (
     "use the model's original weights or a GGUF file, or call `dequantize()` on it with "
     "transformers and save it"
 )
+DAMAGED = "the checkpoint is damaged: download it again"
 FLOATS = {"F64", "F32", "F16", "BF16"}
 PARTS = {
     "words": {"I32", "U32"}, "zeros": {"I32", "U32"}, "groups": {"I32", "I64"},
@@ -36,6 +37,7 @@ ACTIVATIONS = (".input_scale", ".output_scale", ".activation_scale", ".k_scale",
 class QuantizedTensor(StoredTensor):
     """A weight that is stored in several tensors, and read as float32 of `shape`."""
 
+    name: str
     parts: dict[str, StoredTensor]
     decode: Decode
     label: str
@@ -54,7 +56,7 @@ class QuantizedTensor(StoredTensor):
             return self.decode(parts).float().reshape(self.shape)
         except (RuntimeError, IndexError, ValueError) as error:
             raise CetaneError(
-                f"{self.file}: a weight of {self.label} does not fit its scales"
+                f"{self.file}: {self.name}, {self.label}, does not fit its scales", DAMAGED
             ) from error
 
     def read(self) -> bytearray:
@@ -76,6 +78,11 @@ class QuantizedTensor(StoredTensor):
 def refusal(path: Path, method: str, why: str) -> CetaneError:
     """The error for a quantisation that cetane cannot read; `path` is the config.json."""
     return CetaneError(f"{path.parent}: its weights are quantised ({method}): {why}", HINT)
+
+
+def is_all(size: object, inputs: int) -> bool:
+    """Whether a group of a stated size holds all inputs of a row."""
+    return type(size) is int and (size == -1 or size >= inputs)
 
 
 class QuantizedTensors:
@@ -108,6 +115,15 @@ class QuantizedTensors:
             told = " and ".join(f"{key} = {name!r}" for key, name in said.items())
             raise self.bad(f"{told} contradict each other")
         return names.pop()
+
+    def check_groups(self, name: str, inputs: int, groups: int, sizes: Collection[object]) -> None:
+        """Raise CetaneError unless the inputs of a row, in so many groups, are of one of the sizes
+        that the config states, if it states any. -1 stands for all inputs, None for no size."""
+        size, stated = inputs // groups, [each for each in sizes if each is not None]
+        fits = size in stated or (size == inputs and any(is_all(each, inputs) for each in stated))
+        if stated and not fits:
+            told = " or ".join(map(repr, stated))
+            raise self.bad(f"{name} has groups of {size} inputs, but group_size is {told}")
 
     def modules(self, end: str, dtypes: tuple[str, ...] = ()) -> list[str]:
         """The modules that have a tensor with this ending, such as `.weight`, of these dtypes."""
@@ -152,6 +168,7 @@ class QuantizedTensors:
             nbytes,
             shape,
             "F32",
+            f"{module}{end}",
             parts,
             decode,
             f"{label} ({self.method})",
