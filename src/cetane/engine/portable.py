@@ -123,16 +123,19 @@ class PortableBackend:
 
     def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
         """Open the package of a shard. Raises CetaneError for an invalid package."""
-        if self.arithmetic == "fp16" or self.arithmetic == "ane":
-            return ReferenceProgram(self.load(shard), self.arithmetic)
         if self.arithmetic != "stored":
-            return in_fp32(self.load(shard))
+            return self.open_in(shard, self.arithmetic)
         prepared = PreparedProgram(self.packages.shard(shard))
         return (
             CompiledProgram(prepared)
             if prepared.known
             else in_fp32(prepared.fast.program, prepared)
         )
+
+    def open_in(self, shard: str, precision: Precision) -> ReferenceProgram | CompiledProgram:
+        """Open what `load` gives for a shard, in an arithmetic other than `stored`."""
+        program = self.load(shard)
+        return in_fp32(program) if precision == "fp32" else ReferenceProgram(program, precision)
 
     def load(self, shard: str) -> Program:
         """The program of a shard, as the arithmetics other than `stored` run it."""

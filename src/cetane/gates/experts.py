@@ -77,18 +77,18 @@ def best(scores: Array, count: int) -> Array:
     return chosen
 
 
-def showing(function: MilFunction, used: Mapping[str, LabelledWeight]) -> MilFunction:
-    """The function with what its routers compare as outputs; `used` are its parameters by name."""
-    for block, value in routers(function, used):
-        function = with_output(function, value, shown_name(block))
-    return function
+def showing(
+    function: MilFunction, used: Mapping[str, LabelledWeight], follows: bool = False
+) -> MilFunction:
+    """The function with what its routers compare as outputs; `used` are its parameters by name.
 
-
-def following(function: MilFunction, used: Mapping[str, LabelledWeight]) -> MilFunction:
-    """The function whose routers choose by a copy of what they compare, `followed_name`. A run may
-    put other numbers in place of the copy: weights do not depend on it."""
+    If it `follows`, its routers choose by a copy of that, `followed_name`. A run may put other
+    numbers in place of the copy: weights do not depend on it."""
     for block, value in routers(function, used):
-        function = choosing_by_copy(function, value, followed_name(shown_name(block)))
+        shown = shown_name(block)
+        function = with_output(function, value, shown)
+        if follows:
+            function = choosing_by_copy(function, value, followed_name(shown))
     return function
 
 

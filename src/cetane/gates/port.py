@@ -28,7 +28,6 @@ from cetane.families import SOFTPLUS_MOST, Weights
 from cetane.gates.experts import (
     TakenExperts,
     followed_name,
-    following,
     routed_blocks,
     showing,
 )
@@ -243,24 +242,23 @@ class ArithmeticBackend(PortableBackend):
     ) -> None:
         """A narrower arithmetic follows the experts `taken` in fp32, by the same calls."""
         super().__init__(packages, arithmetic)
-        self.planner, self.precision, self.taken = planner, arithmetic, taken
+        self.planner, self.taken = planner, taken
 
-    def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
+    def open_in(self, shard: str, precision: Precision) -> ReferenceProgram | CompiledProgram:
         if self.taken is None or not self.taken.blocks:
-            return super().open(shard)
+            return super().open_in(shard, precision)
         others = {
             followed_name(name): partial(self.taken.ones, shard, name) for name in self.taken.blocks
         }
-        return FollowingProgram(self.load(shard), self.precision, others)
+        return FollowingProgram(self.load(shard), precision, others)
 
     def load(self, shard: str) -> Program:
         program = super().load(shard)
         functions = dict(program.functions)
         if routed_blocks(self.planner.model.layers):
             used = result_names(shard_weights(self.planner, shard))
-            functions = {name: showing(one, used) for name, one in functions.items()}
-            if self.taken is not None:
-                functions = {name: following(one, used) for name, one in functions.items()}
+            follows = self.taken is not None
+            functions = {name: showing(one, used, follows) for name, one in functions.items()}
         functions = {name: unquantized(one) for name, one in functions.items()}
         return replace(program, functions=functions)
 
