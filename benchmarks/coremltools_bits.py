@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Palette, Selection, parse_format
 from cetane.fitting.fit import Fitter
-from cetane.fitting.rounding import linear_layers
+from cetane.fitting.seats import linear_layers
 from cetane.gates.compressions import Judge
 from cetane.planner import Planner
 

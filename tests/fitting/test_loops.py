@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cetane.compress import parse_format
+from cetane.compress.encoded import Dense
 from cetane.fitting import loops
 from cetane.fitting.tunable import Tunable, tunable
 
@@ -118,8 +119,9 @@ def test_a_weight_learns_the_same_by_both_forms(name: str, monkeypatch: pytest.M
     weight, wanted = draw(16, 48), draw(16, 48, seed=1)
 
     def learn() -> Tunable:
-        one = tunable(parse_format(name).encode(weight.numpy()), weight)
-        assert one is not None
+        made = parse_format(name).encode(weight.numpy())
+        assert not isinstance(made, Dense)
+        one = tunable(made, weight)
         for number in range(1, 41):
             if number == 20:
                 one.restore({part: tensor.clone() for part, tensor in one.state().items()})

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cetane.compress.encoded import Half
-from cetane.families import Weight
 from cetane.fitting.importance import PIECE, Collector, Importance, Matrix, mean_of
 
 FIRST, DOWN = ("gate_up_proj", "up_proj"), "down_proj"
@@ -224,25 +222,3 @@ def with_others(shares: Tensor, least: int) -> Tensor:
         others = free[torch.linspace(0, len(free) - 1, missing).round().long()]
         made[others, expert] = FAINT * (float(own.mean()) if len(own) else 1.0)
     return made
-
-
-def views_of(weight: Weight, stored: Tensor) -> list[Tensor]:
-    """The parts `(O, I)` of the stacked tensor that make a weight, one for each expert: views."""
-    assert weight.rows is not None
-    one_by_one = (stored[expert : expert + 1] for expert in range(*weight.rows))
-    return [one[0] if weight.pick is None else weight.pick(one) for one in one_by_one]
-
-
-def put(weight: Weight, stored: Tensor, values: Matrix | Half) -> None:
-    """Write the values `(O, I)` of a weight into the stacked tensor. Experts lie side by side in
-    what they multiply last, else one below the other."""
-    views, axis = views_of(weight, stored), int(weight.side_by_side)
-    parts = torch.from_numpy(values).tensor_split(len(views), axis)
-    for view, part in zip(views, parts, strict=True):
-        view.copy_(part)
-
-
-def own_copy(tensor: Tensor) -> Tensor:
-    """A parameter's values as memory that may be changed: they may be pages of a file."""
-    tensor.data = tensor.data.clone()
-    return tensor.data

@@ -20,7 +20,7 @@ from cetane.families import Weight
 from cetane.files import Progress, check_writable, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
 from cetane.fitting.bfloat16 import narrowed
-from cetane.fitting.experts import ExpertCollector, modules_of_experts, own_copy, put
+from cetane.fitting.experts import ExpertCollector, modules_of_experts
 from cetane.fitting.human_text import EDITION, check_text, human_text, length_of, start_token
 from cetane.fitting.importance import (
     Collector,
@@ -32,7 +32,8 @@ from cetane.fitting.importance import (
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
 from cetane.fitting.own_text import write_text
-from cetane.fitting.rounding import Rounder, linear_layers, picked_rows
+from cetane.fitting.rounding import Rounder
+from cetane.fitting.seats import Seat, linear_layers, seats_in
 from cetane.fitting.teacher import Answers
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
@@ -47,7 +48,7 @@ from cetane.schema.changes import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION, READING = 12, 8
+VERSION, READING = 13, 8
 """The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
 Those of another version are made anew. A change of rounding alone keeps texts, which take most of
 the time. Another version of Python keeps them too: its documentation differs, but serves as
@@ -223,64 +224,38 @@ class Fitter:
         """Constants that were tuned for some minutes, from the `first` ones on.
 
         If tuning makes the model worse, all first ones stay. Else those stay whose weight moved so
-        far that the gate would take it for another one. Experts, and rows in another order, do not
-        learn, so theirs stay too.
-        `partial` is the tuner's checkpoint.
+        far that the gate would take it for another one. `partial` is the tuner's checkpoint.
         """
         started = time.perf_counter()
         self.model.to(device())  # here the model writes, answers and learns
         # an interrupted run has spent its time to write, and goes on with what was left of it
         answers = self.lessons(0 if partial.exists() else 60 * minutes * WRITING)
-        layers = linear_layers(self.model, self.names, formats)
+        parts = fitted_parts(self.planner, formats)
+        seats = seats_in(self.model, self.names, self.tensors, formats, parts)
         constants: dict[str, Encoded] = {}
         weights: dict[str, Tunable] = {}
-        for name, layer in layers.items():
-            shape = tuple(layer.weight.shape)
-            made = first.of(name, shape, formats[name], None, None)
-            weight = None if made is None else tunable(made, layer.weight.detach().float())
-            if made is not None and weight is not None:
-                constants[name], weights[name] = made, weight
-        unlearnt = self.parts_of(first, formats)
-        student = Student(self.model, layers, weights)
+        for name, seat in seats.items():
+            values = seat.read(seat.parameter.detach()).float()
+            made = first.of(name, tuple(values.shape), formats[name], None, None)
+            if made is not None:
+                constants[name], weights[name] = made, tunable(made, values)
+        student = Student(self.model, {name: seats[name] for name in weights}, weights)
         spent = (time.perf_counter() - started) / 60
         if Tuner(student, answers, partial, self.progress).run(max(minutes - spent, minutes / 2)):
             for number, (name, weight) in enumerate(weights.items()):
                 self.progress(f"comparing {name.removesuffix('.weight')}", number, len(weights))
                 learnt = weight.encoded()
-                if self.near(name, learnt, formats[name]):
+                if self.near(seats[name], learnt, formats[name]):
                     constants[name] = learnt
-        return constants | unlearnt
-
-    def parts_of(self, first: FittedConstants, formats: Mapping[str, Format]) -> dict[str, Encoded]:
-        """The `first` constants of experts and of rows in another order, with which the model
-        computes from now on."""
-        stored = {
-            name: own_copy(getattr(module, part))
-            for module, names in modules_of_experts(self.model, self.tensors)
-            for part, name in names.items()
-        }
-        parts = fitted_parts(self.planner, formats)
-        layers = linear_layers(self.model, self.names, {weight.name for weight in parts.values()})
-        stored |= {name: own_copy(layer.weight) for name, layer in layers.items()}
-        constants: dict[str, Encoded] = {}
-        for name, weight in parts.items():
-            made = first.of(name, weight.shape[:2], formats[name], None, None)
-            if made is None:
-                continue
-            constants[name] = made
-            if weight.of_experts:
-                put(weight, stored[weight.name], made.decode())
-            else:
-                own = stored[weight.name]
-                own[picked_rows(weight)] = torch.from_numpy(made.decode()).to(own)
         return constants
 
-    def near(self, name: str, made: Encoded, form: Format) -> bool:
-        """Whether the gate takes constants for those of this tensor.
+    def near(self, seat: Seat, made: Encoded, form: Format) -> bool:
+        """Whether the gate takes constants for those of this weight.
 
-        They are compared with the checkpoint's weight, since the model's has learnt.
+        They are compared with the checkpoint's values, since the model's have learnt.
         """
-        return too_far(arrays(made), self.checkpoint.read(name).float().numpy(), form) is None
+        values = seat.stored(self.checkpoint).float().numpy()
+        return too_far(arrays(made), values, form) is None
 
     def lessons(self, seconds: float) -> Answers:
         """The text to learn from, and the model's answers to it. They depend on no format."""

@@ -8,7 +8,7 @@ collects every Hessian and lets later layers make up for earlier ones, as GPTQ d
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
@@ -25,16 +25,9 @@ from cetane.compress.selection import AS_GPTQ, Method, SecondOrder
 from cetane.families import Weight, check_finite
 from cetane.files import Progress
 from cetane.fitting.bfloat16 import bfloat16_products
-from cetane.fitting.experts import (
-    DOWN,
-    ExpertProducts,
-    RoutedExperts,
-    modules_of_experts,
-    own_copy,
-    put,
-    views_of,
-)
+from cetane.fitting.experts import DOWN, ExpertProducts, RoutedExperts, modules_of_experts
 from cetane.fitting.importance import PASSES, Importance, Matrix, mean_product
+from cetane.fitting.seats import Seat, linear_layers, own_copy, picked_rows, views_of
 from cetane.gates.resemblance import arrays, too_far
 from cetane.hardware.memory import give_back
 
@@ -45,23 +38,6 @@ DAMPED = 10
 """The factor by which damping grows when a weight is rounded again."""
 SINGULAR = (np.linalg.LinAlgError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 """The errors that the inversion of a singular matrix raises."""
-
-
-def linear_layers(
-    model: Any, names: Mapping[str, str], wanted: Container[str]
-) -> dict[str, nn.Linear]:
-    """The linear layers of a model whose weights are wanted, by the checkpoint's names."""
-    return {
-        names[path]: module
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and names.get(path) in wanted
-    }
-
-
-def picked_rows(weight: Weight) -> Tensor:
-    """The rows of the checkpoint's matrix that a weight takes, in its order, int64 `(O,)`."""
-    assert weight.row_pick is not None
-    return weight.row_pick.order(weight.stored[0])
 
 
 def rows_of(inputs: Tensor) -> Tensor:
@@ -211,12 +187,12 @@ class Rounder:
         products = ExpertProducts(RoutedExperts(module, given), counts)
         for (part, name), weights in zip(names.items(), own, strict=True):
             check_finite(name, getattr(module, part))
-            stored = own_copy(getattr(module, part))
+            parameter = own_copy(getattr(module, part))
             for weight in weights:
                 self.report(weight.matrix)
-                made = self.expert_constants(weight, views_of(weight, stored), products)
+                made = self.expert_constants(weight, views_of(weight, parameter.data), products)
                 self.constants[weight.matrix] = made
-                put(weight, stored, made.decode())
+                Seat(name, parameter, weight).write(torch.from_numpy(made.decode()))
             give_back()
 
     def expert_constants(

@@ -273,10 +273,9 @@ class TunableLinear(Movable):
         )
 
 
-def tunable(made: Encoded, weight: Tensor) -> Tunable | None:
-    """A weight `(O, I)`, fp32, that learns from its constants on, on its device; None if they are
-    not rounded."""
-    if isinstance(made, Palettized):
-        alone = made.lut.shape[-1] == 1
-        return TunablePalette(made, weight) if alone else TunableVectors(made, weight.device)
-    return TunableLinear(made, weight) if isinstance(made, Affine) else None
+def tunable(made: Affine | Palettized, weight: Tensor) -> Tunable:
+    """A weight `(O, I)`, fp32, that learns from its constants on, on its device."""
+    if isinstance(made, Affine):
+        return TunableLinear(made, weight)
+    alone = made.lut.shape[-1] == 1
+    return TunablePalette(made, weight) if alone else TunableVectors(made, weight.device)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from cetane.files import Progress, disk_errors, replacing
 from cetane.fitting.bfloat16 import bfloat16_products, has_bfloat16
+from cetane.fitting.seats import Seat, own_copy
 from cetane.fitting.teacher import Answers
 from cetane.fitting.tunable import Tunable
 from cetane.threads import available
@@ -57,27 +58,30 @@ def sizes(kind: str) -> tuple[int, int]:
 
 
 class Student:
-    """A transformers model, some of whose linear layers are rounded and learn."""
+    """A transformers model, some of whose weights are rounded and learn."""
 
     def __init__(
-        self, model: Any, layers: Mapping[str, nn.Linear], weights: Mapping[str, Tunable]
+        self, model: Any, seats: Mapping[str, Seat], weights: Mapping[str, Tunable]
     ) -> None:
-        """`layers` and `weights` have the same names, and are on the model's device. The student
+        """`seats` and `weights` have the same names, and are on the model's device. The student
         changes the model itself."""
-        self.model, self.layers, self.weights = model, layers, weights
-        self.dtype = torch.bfloat16 if has_bfloat16(model.device.type) else torch.float32
+        self.model, self.seats, self.weights = model, seats, weights
+        dtype = torch.bfloat16 if has_bfloat16(model.device.type) else torch.float32
         for module in model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.data = module.weight.data.to(self.dtype)
-        for name, weight in weights.items():
-            parameter = layers[name].weight
-            parameter.data = weight.values.to(self.dtype, copy=True)
-            parameter.requires_grad_(True)
+                module.weight.data = module.weight.data.to(dtype)
+        self.parameters = list(
+            {id(seat.parameter): seat.parameter for seat in seats.values()}.values()
+        )
+        """The parameters that learn; several weights may share one."""
+        for parameter in self.parameters:
+            own_copy(parameter, dtype).requires_grad_(True)
+        self.write()
 
     def write(self) -> None:
-        """Copy the rounded values into the layers."""
+        """Copy the rounded values into the model."""
         for name, weight in self.weights.items():
-            self.layers[name].weight.data.copy_(weight.values)
+            self.seats[name].write(weight.values)
 
     def divergence(self, answers: Answers) -> Tensor:
         """The mean KL from some answers."""
@@ -86,15 +90,15 @@ class Student:
         return answers.divergence(logits)
 
     def step(self, share: float, number: int) -> None:
-        """Learn from the gradients that the layers have gathered, at this share of the rates."""
+        """Learn from the gradients that the parameters have gathered, at this share of the
+        rates."""
 
         def learn(name: str) -> None:
-            parameter = self.layers[name].weight
-            assert parameter.grad is not None
-            gradient, parameter.grad = parameter.grad.float(), None
-            weight = self.weights[name]
+            seat, weight = self.seats[name], self.weights[name]
+            assert seat.parameter.grad is not None
+            gradient = seat.read(seat.parameter.grad).float()
             weight.step(gradient, RATE * share / 2**weight.bits, number, PULL * share)
-            parameter.data.copy_(weight.values)
+            seat.write(weight.values)
 
         if self.model.device.type == "cpu":
             with ThreadPoolExecutor(available()) as pool:
@@ -102,6 +106,8 @@ class Student:
         else:  # threads would only wait for each other to launch
             for name in self.weights:
                 learn(name)
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
 @dataclass
