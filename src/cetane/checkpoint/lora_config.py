@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from cetane.errors import CetaneError
 from cetane.files import read_json
@@ -35,15 +35,27 @@ MOST_REPEATS, LONGEST_PATTERN, MOST_PATTERNS = 2, 200, 1024
 repeats, a match takes no long time. Each module is matched with all of them; the largest adapters
 name each of some 900 modules."""
 Pattern = Annotated[str, Field(max_length=LONGEST_PATTERN)]
-Rank = Annotated[int, Field(ge=1, le=LARGEST_RANK)]
+Rank = Annotated[int, Field(ge=1, le=LARGEST_RANK, strict=True)]  # peft takes it as it is
+
+
+def whole(text: str) -> str:
+    """The text itself. Raises ValueError for half a character, which JSON can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it holds half a character") from error
+    return text
+
+
+Name = Annotated[str, AfterValidator(whole)]
 
 
 class LoraConfig(Data):
     """The keys of adapter_config.json that decide what an adapter computes."""
 
     peft_type: str = ""
-    base_model_name_or_path: str | None = None
-    revision: str | None = None
+    base_model_name_or_path: Name | None = None
+    revision: Name | None = None
     r: Rank
     lora_alpha: Finite
     rank_pattern: dict[Pattern, Rank] = Field(default_factory=dict)
