@@ -187,11 +187,28 @@ def test_a_folder_says_from_which_bundle_it_is(
     for digest, content, kept in (
         ("b1", "new", True), ("b1", "old", False), ("b2", "new", False)
     ):  # fmt: skip
-        shutil.copy(made / "cetane.json", folder)
+        copy = tmp_path / f"{digest} {content}"
+        shutil.copytree(made, copy)
         export.Bundle("").digest = digest
         monkeypatch.setattr(Pairs, "made", content)
-        assert anew(folder, "one").passed
-        assert (folder / "cetane.json").exists() == kept
+        assert anew(copy, "one").passed
+        assert (copy / "cetane.json").exists() == kept
+
+
+@pytest.mark.parametrize("content", ["new", "old"], ids=["as it was", "another"])
+def test_a_package_anew_beside_one_that_has_changed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """The change is named, and stays known: it was compared with no bundle."""
+    export.Bundle("").path = tmp_path / "bundle"
+    made = export_runtime("bundle", tmp_path / "new", "anemll").path
+    for file in FILES:  # whole, so the runtime's own check finds nothing
+        (made / "two.mlpackage" / file).write_text("old")
+    monkeypatch.setattr(Pairs, "made", content)
+    again = anew(made, "one")
+    assert not again.passed and "two.mlpackage" in again.problems[0]
+    assert texts(made, "one") == (content,) * 2
+    assert not check_folder(made).passed
 
 
 def test_a_folder_with_a_problem_is_no_bundles(

@@ -7,7 +7,13 @@ from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, remove, silent
 from cetane.pipeline.export import own_checkpoint
-from cetane.pipeline.runtime_folder import RUNTIMES, RuntimeFolder, RuntimeModule, is_judged
+from cetane.pipeline.runtime_folder import (
+    RUNTIMES,
+    RuntimeFolder,
+    RuntimeModule,
+    changed_files,
+    is_judged,
+)
 from cetane.schema.manifest import ORIGIN, Runtime
 
 
@@ -23,8 +29,9 @@ def replace_package(
 ) -> RuntimeFolder:
     """Make one package of an exported folder anew, from a bundle, and check the folder.
 
-    If the folder has a problem then, the old package comes back. `model` and `lora` are as in
-    `export_runtime`. CetaneError if there is no such folder or package.
+    If the folder then breaks the runtime's contract, the old package comes back. The problems also
+    name another file that is not as it was when the folder was compared with its bundle. `model`
+    and `lora` are as in `export_runtime`. CetaneError if there is no such folder or package.
     """
     bundle, module = Bundle(Path(source)), RUNTIMES[runtime]
     folder = Path(output).resolve()  # "." has no name for the files beside it
@@ -42,6 +49,9 @@ def replace_package(
         try:
             makers[package](fresh)
             problems = swapped(folder, package, fresh, module)
+            if not problems:
+                unread = RuntimeFolder(folder, module, ()).compiled
+                problems = changed_files(folder, {*unread, package})
             if not problems and not is_judged(folder, package, bundle):
                 remove(folder / ORIGIN)  # nothing has compared the fresh one with the bundle
         finally:

@@ -130,9 +130,9 @@ def is_judged(folder: Path, package: str, bundle: Bundle) -> bool:
     return records(folder, folder / f"{package}.mlpackage") == own
 
 
-def changed_files(folder: Path, compiled: Collection[str]) -> list[str]:
-    """Why a folder is not as it was when it was compared with its bundle, if it names one. Nobody
-    can tell what is in its `compiled` packages."""
+def changed_files(folder: Path, apart: Collection[str]) -> list[str]:
+    """Why a folder is not as it was when it was compared with its bundle, if it names one. Packages
+    `apart` are left out, such as compiled ones: nobody can tell what is in them."""
     try:
         origin = origin_of(folder)
         if origin is None:
@@ -144,7 +144,7 @@ def changed_files(folder: Path, compiled: Collection[str]) -> list[str]:
         there = {
             name: record
             for name, record in origin.files.items()
-            if package_of(name) not in compiled
+            if package_of(name) not in apart
         }  # fmt: skip
         check_files(folder, there, "")
     except CetaneError as error:
