@@ -109,6 +109,52 @@ def test_a_greedy_template(template: str, monkeypatch: pytest.MonkeyPatch) -> No
         render(template, MESSAGES, True, {})
 
 
+KEPT = {
+    "slices": "s[{n}:]",
+    "sums": "s + '{n}'",
+    "joined": "s ~ {n}",
+    "products": "'a' * (4000000 + {n})",
+    "filters": "s|upper",
+    "trimmed": "(s ~ ' ')|trim",
+    "indented": "s|indent",
+    "JSON": "s|tojson",
+    "methods": "s.upper()",
+    "replaced": "s.replace('b', '{n}') ~ ''",
+    "formatted": "'{{}}{n}'.format(s)",
+    "macros": "m({n})",
+}
+
+
+@pytest.mark.parametrize("made", KEPT.values(), ids=KEPT)
+def test_texts_that_are_kept(made: str) -> None:
+    """Each is within its limit, and 50 take 200 MB. A variable holds each."""
+    begin = (
+        "{% set s = 'a' * 4000000 %}{% set ns = namespace() %}"
+        "{% macro m(n) %}{{ s }}{{ n }}{% endmacro %}"
+    )
+    kept = "".join(f"{{% set ns.a{n} = {made.format(n=n)} %}}" for n in range(50))
+    with pytest.raises(CetaneError, match="all texts that it makes"):
+        render(begin + kept, MESSAGES, True, {})
+    assert render(begin + "ok", MESSAGES, True, {}) == "ok", "the next rendering begins anew"
+
+
+def test_set_blocks_that_are_kept() -> None:
+    begin = "{% set s = 'a' * 4000000 %}{% set ns = namespace() %}"
+    kept = "".join(f"{{% set ns.a{n} %}}{{{{ s }}}}{n}{{% endset %}}" for n in range(50))
+    with pytest.raises(CetaneError, match="all texts that it makes"):
+        render(begin + kept, MESSAGES, True, {})
+
+
+def test_a_long_conversation_is_within_limits() -> None:
+    """A text that grows with each message, as some templates keep it: 400,000 characters."""
+    template = (
+        "{% set ns = namespace(t='') %}{% for m in messages %}"
+        "{% set ns.t = ns.t + m.content|trim %}{% endfor %}{{ ns.t }}"
+    )
+    messages = [{"role": "user", "content": "a" * 2000}] * 200
+    assert render(template, messages, True, {}) == "a" * 400_000
+
+
 @pytest.mark.parametrize(
     "chain", ["x" + "|upper" * 190, "not " * 190 + "x", "x" + " and x" * 190, "[]" + "|list" * 190]
 )

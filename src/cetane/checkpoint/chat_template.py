@@ -21,7 +21,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from cetane.checkpoint.template_filters import format_plain, join, replace, within_limits
+from cetane.checkpoint.template_filters import (
+    format_plain,
+    join,
+    replace,
+    sliced,
+    within_limits,
+)
 from cetane.checkpoint.template_limits import (
     bits,
     check_bits,
@@ -30,7 +36,8 @@ from cetane.checkpoint.template_limits import (
     check_time,
     checked,
     checked_short,
-    deadline,
+    counted,
+    rendering,
     size_of,
     timed_items,
 )
@@ -71,7 +78,7 @@ def render(
             f"the chat template has {len(template):,} characters, more than {LARGEST_TEMPLATE:,}"
         )
     try:
-        with deadline():
+        with rendering():
             pieces = _compile(template).generate(
                 messages=[_as_transformers_hands_it(message) for message in messages],
                 tools=list(tools) or None,
@@ -109,8 +116,8 @@ class _Generation(Extension):
 
 
 class _Limits(NodeTransformer):
-    """Puts a filter around every node that repeats, joins texts, or makes a list, and checks the
-    numbers that the template writes."""
+    """Puts a filter around every node that repeats, makes a text or a list, and checks the numbers
+    that the template writes."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -132,6 +139,13 @@ class _Limits(NodeTransformer):
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
         return _filtered(node, "checked")
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        ends = [end or nodes.Const(None) for end in (node.arg.start, node.arg.stop, node.arg.step)]
+        return nodes.Filter(node.node, "sliced", ends, [], None, None)
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:
         check_bits(bits(node.value))
@@ -179,7 +193,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                     check_size(size_of(value) * max(times, 0))
         power = operator == "**"
         check_bits(bits(left) * abs(right) if power else bits(left) + bits(right))
-        return super().call_binop(context, operator, left, right)
+        return counted(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         check_time()
@@ -201,7 +215,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             args = tuple(
                 timed_items(a) if isinstance(a, list | tuple | Iterator) else a for a in args
             )
-        return checked(super().call(context, obj, *args, **kwargs))
+        return counted(checked(super().call(context, obj, *args, **kwargs)))
 
 
 @lru_cache
@@ -218,6 +232,7 @@ def _compile(template: str) -> Template:
         "timed_items": timed_items,
         "joined": join,
         "checked": checked,
+        "sliced": sliced,
     }
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -19,6 +19,7 @@ from cetane.checkpoint.template_limits import (
     checked,
     checked_scalar,
     checked_short,
+    counted,
     length,
     sized_items,
     timed_items,
@@ -64,7 +65,7 @@ def limited_filter(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         if name in ITERATING and isinstance(arguments[first], Iterable):
             arguments[first] = sized_items(arguments[first])
         made = plain(*arguments, **options)
-        return sized_items(made) if isinstance(made, Iterator) else checked_scalar(made)
+        return sized_items(made) if isinstance(made, Iterator) else counted(checked_scalar(made))
 
     return limited
 
@@ -76,7 +77,7 @@ def join(values: Iterable[Any], between: Any = "") -> str:
         pieces.append(str(value))
         size += len(pieces[-1]) + len(between)
         check_size(size)
-    return str(between).join(pieces)
+    return counted(str(between).join(pieces))
 
 
 @pass_environment
@@ -102,20 +103,25 @@ def format_plain(text: str, *values: Any, **named: Any) -> str:
             raise TemplateError("a template may format only plain fields, such as {} and {0}")
     longest = max((len(join([value])) for value in (*values, *named.values())), default=0)
     check_size(len(text) + len(fields) * longest)
-    return text.format(*values, **named)
+    return counted(text.format(*values, **named))
 
 
 def replace(text: Any, old: str, new: str, count: int | None = None) -> str:
     """Jinja's `replace` filter, and the method of texts."""
     text, new = str(text), str(new)
     check_size(len(text) + text.count(str(old)) * len(new))
-    return text.replace(str(old), new, -1 if count is None else count)
+    return counted(text.replace(str(old), new, -1 if count is None else count))
+
+
+def sliced(value: Any, start: Any, stop: Any, step: Any) -> Any:
+    """A slice, as Jinja takes it of any value."""
+    return counted(value[start:stop:step])
 
 
 def _trim(value: Any, chars: str | None = None) -> str:
     """Jinja's `trim`."""
     check_comparisons(str(value), chars)
-    return do_trim(value, chars)
+    return counted(do_trim(value, chars))
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -124,7 +130,7 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
     check_size(len(lines) * length(width))
     prefix = width if isinstance(width, str) else " " * width
     indented = [prefix + line if line or blank else line for line in lines[1:]]
-    return "\n".join([(prefix if first else "") + lines[0], *indented])
+    return join([(prefix if first else "") + lines[0], *indented], "\n")
 
 
 def _round(value: float, precision: int = 0, method: Any = "common") -> float:

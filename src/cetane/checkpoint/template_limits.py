@@ -14,6 +14,9 @@ SECONDS = 5.0
 """The most seconds that a template may run."""
 LARGEST = 1 << 22
 """The most characters or items of a text or list that a template makes."""
+MOST_TEXT = 1 << 27
+"""The most characters of all texts together that a rendering makes. It may keep each in a variable,
+so they bound its memory: at four bytes a character, 0.5 GB. A text counts each time it is made."""
 MOST_BITS = 4096
 """The most bits of a whole number that a template computes."""
 MOST_COMPARISONS = 10**8
@@ -24,16 +27,28 @@ _ITEM = 32
 """The size of a list item, in characters."""
 
 _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+_left: ContextVar[int] = ContextVar("left", default=MOST_TEXT)
+"""The characters that may still be made."""
 
 
 @contextmanager
-def deadline() -> Iterator[None]:
-    """Templates that run inside have `SECONDS`."""
-    before = _deadline.set(time.monotonic() + SECONDS)
+def rendering() -> Iterator[None]:
+    """Templates that run inside have `SECONDS`, and make `MOST_TEXT` characters."""
+    before, left = _deadline.set(time.monotonic() + SECONDS), _left.set(MOST_TEXT)
     try:
         yield
     finally:
         _deadline.reset(before)
+        _left.reset(left)
+
+
+def counted(value: Any) -> Any:
+    """`value`. A text counts among those that this rendering makes."""
+    if isinstance(value, str):
+        _left.set(_left.get() - len(value))
+        if _left.get() < 0:
+            raise TemplateError(f"all texts that it makes have more than {MOST_TEXT:,} characters")
+    return value
 
 
 def check_time() -> None:
