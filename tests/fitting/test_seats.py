@@ -5,46 +5,37 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import InMemoryCheckpoint, build_model
+from tests.conftest import InMemoryCheckpoint
+from tests.fitting.test_experts import FORM as MIXTURE_FORM
 from tests.fitting.test_experts import MODELS as MIXTURES
+from tests.fitting.test_experts import Case as Mixture
+from tests.fitting.test_picked_rows import FORM as ORDER_FORM
 from tests.fitting.test_picked_rows import MODELS as IN_ANOTHER_ORDER
+from tests.fitting.test_picked_rows import Case as InAnotherOrder
 
-from cetane.compress import parse_format
 from cetane.compress.encoded import Dense
 from cetane.files import silent
-from cetane.fitting.fit import fitted_formats, fitted_parts
 from cetane.fitting.seats import Seat, seats_in
 from cetane.fitting.teacher import ask
 from cetane.fitting.tunable import tunable
 from cetane.fitting.tune import Student
 from cetane.gates.transformers_model import stored_names
-from cetane.planner import Planner
-from cetane.schema.recipe import parse_recipe
 
-FORM = parse_format("palette2-kmeans-group4")
-MODELS = IN_ANOTHER_ORDER | {f"{name}, experts": (*MIXTURES[name], None) for name in MIXTURES}
+MODELS = [*IN_ANOTHER_ORDER, *(f"{name}, experts" for name in MIXTURES)]
 
 
 class Case:
     """A random model, and the seats of its matrices that are no whole tensors."""
 
     def __init__(self, name: str, together: int = 1) -> None:
-        kind, config, _ = MODELS[name]
-        self.model = build_model(kind, **config).requires_grad_(False)
-        self.model.config._experts_implementation = "eager"
-        part = "experts" if name.endswith("experts") else "attention"
-        recipe = parse_recipe(
-            {
-                "name": "seats", "cache": {"context": 32}, "layout": {"kind": "single"},
-                "tokens": {"verify": 0, "prefill": 0},
-                "family": {"together": together} if together > 1 else {},
-                "compression": {"types": {part: FORM.name}},
-            },
-            "recipe",
-        )  # fmt: skip
-        planner = Planner(InMemoryCheckpoint(self.model), recipe)
-        formats = fitted_formats(planner)
-        self.parts = fitted_parts(planner, formats)
+        made: Any
+        if name.endswith(", experts"):
+            made = Mixture(name.removesuffix(", experts"), together)
+            self.parts, self.form = made.experts, MIXTURE_FORM
+        else:
+            made = InAnotherOrder(name)
+            self.parts, self.form = made.weights, ORDER_FORM
+        self.model = made.model
         stored = stored_names(self.model, self.model.config)
         names = {path: own["weight"] for path, own in stored.items() if "weight" in own}
         self.seats = seats_in(self.model, names, stored, self.parts, self.parts)
@@ -89,7 +80,7 @@ def test_a_student_moves_each_weight_against_its_own_gradient(name: str, togethe
     answers = ask(case.model, tokens, 2, silent)
     weights = {}
     for matrix, seat in case.seats.items():
-        made = FORM.encode(seat.read(seat.parameter).numpy())
+        made = case.form.encode(seat.read(seat.parameter).numpy())
         assert not isinstance(made, Dense)
         weights[matrix] = tunable(made, seat.read(seat.parameter).clone())
     student = Student(case.model, case.seats, weights)

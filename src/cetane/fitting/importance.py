@@ -68,7 +68,7 @@ class Importance:
         """
         return mean_product(inputs, self.tokens if len(self.tokens) == len(inputs) else None)
 
-    def of_rows(self, rows: Tensor) -> Importance:
+    def of_rows(self, rows: Tensor | slice) -> Importance:
         """The importance of some rows of the weight, as a layer of their own."""
         return replace(self, outputs=None if self.outputs is None else self.outputs[rows][:, rows])
 

@@ -27,7 +27,7 @@ from cetane.files import Progress
 from cetane.fitting.bfloat16 import bfloat16_products
 from cetane.fitting.experts import DOWN, ExpertProducts, RoutedExperts, modules_of_experts
 from cetane.fitting.importance import PASSES, Importance, Matrix, mean_product
-from cetane.fitting.seats import Seat, linear_layers, own_copy, picked_rows, views_of
+from cetane.fitting.seats import Seat, linear_layers, own_copy, views_of
 from cetane.gates.resemblance import arrays, too_far
 from cetane.hardware.memory import give_back
 
@@ -144,7 +144,7 @@ class Rounder:
         else:
             weight = layer.weight.to(torch.float32, copy=True)
         for one in picked:
-            rows = picked_rows(one)
+            rows = one.taken
             own = None if important is None else important.of_rows(rows)
             weight[rows] = self.matrix(one.matrix, weight[rows], hessian, own)
         layer.weight.data = weight

@@ -30,7 +30,7 @@ class Seat:
             return tensor
         if self.part.of_experts:
             return torch.cat(views_of(self.part, tensor), int(self.part.side_by_side))
-        return tensor[picked_rows(self.part)]
+        return tensor[self.part.taken]
 
     def stored(self, source: Weights) -> Tensor:
         """The weight as the checkpoint has it, `(O, I)`, without the family's factor."""
@@ -49,7 +49,7 @@ class Seat:
             for view, one in zip(views, own, strict=True):
                 view.copy_(one)
         else:
-            tensor[picked_rows(self.part)] = values.to(tensor)
+            tensor[self.part.taken] = values.to(tensor)
 
 
 def linear_layers(
@@ -88,12 +88,6 @@ def seats_in(
         if part.name in parameters:
             seats[matrix] = Seat(part.name, parameters[part.name], part)
     return seats
-
-
-def picked_rows(weight: Weight) -> Tensor:
-    """The rows of the checkpoint's matrix that a weight takes, in its order, int64 `(O,)`."""
-    assert weight.row_pick is not None
-    return weight.row_pick.order(weight.stored[0])
 
 
 def views_of(weight: Weight, stored: Tensor) -> list[Tensor]:
