@@ -39,6 +39,7 @@ from tests.families import (
     test_gpt2,
     test_gpt_oss,
     test_granite_hybrid,
+    test_granite_swa,
     test_layer_normed,
     test_lfm2,
     test_llama,
@@ -114,6 +115,7 @@ FAMILIES = {
     "deepseek": Family(test_deepseek.configs(), build_mixture, 5),
     "qwen3_next": Family(test_qwen3_next.configs(), build_mixture, 3),
     "granite_hybrid": Family(test_granite_hybrid.configs(), build_mixture),
+    "granite_swa": Family(test_granite_swa.configs(), build_mixture, 2),
     "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), build_mixture),
     "bamba": Family(named("bamba", test_bamba.configs()), build_mixture),
     "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), build_mixture),
@@ -134,6 +136,10 @@ FAMILIES = {
     ),
     "gemma4": Family(
         named("gemma4_text", gemma_models.gemma4_configs()), of_one_kind(gemma_models.build_gemma4)
+    ),
+    "gemma4_unified": Family(
+        named("gemma4_unified_text", gemma_models.gemma4_configs()),
+        of_one_kind(gemma_models.build_gemma4_unified),
     ),
     "zaya": Family(named("zaya", test_zaya.configs()), build_decided_zaya),
 }

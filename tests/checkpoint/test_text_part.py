@@ -11,7 +11,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.conftest import TINY
-from tests.families.gemma_models import build_gemma3, build_gemma3n, build_gemma4, recipe
+from tests.families.gemma_models import (
+    build_gemma3,
+    build_gemma3n,
+    build_gemma4,
+    build_gemma4_unified,
+    recipe,
+)
 from tests.families.parity import TOLERANCE, run, tokens, truth
 
 from cetane.checkpoint import open_checkpoint
@@ -81,9 +87,13 @@ def test_a_softcap_that_the_whole_model_ignores_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-@pytest.mark.parametrize("kind", ["gemma3", "gemma3n", "gemma4"])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma3n", "gemma4", "gemma4_unified"])
 def test_names_of_released_checkpoints(tmp_path: Path, kind: str, prefix: str) -> None:
-    others = {"gemma3n": build_gemma3n, "gemma4": build_gemma4}
+    others = {
+        "gemma3n": build_gemma3n,
+        "gemma4": build_gemma4,
+        "gemma4_unified": build_gemma4_unified,
+    }
     model = others[kind]() if kind in others else build_gemma3(final_logit_softcapping=None)
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")

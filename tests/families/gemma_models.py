@@ -73,11 +73,21 @@ def build_gemma3(**config: Any) -> Any:
 def build_gemma4(**config: Any) -> Any:
     """Its layers' scalars, which are no parameters, are random too; queries are short enough that
     scores, which nothing scales, do not make a choice of every softmax."""
-    model = build_model("gemma4_text", **GEMMA4 | config)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.layer_scalar.copy_(torch.rand(1) * 0.7 + 0.3)
-            layer.self_attn.q_norm.weight *= layer.self_attn.head_dim**-0.5
+    return scaled(build_model("gemma4_text", **GEMMA4 | config))
+
+
+def build_gemma4_unified(**config: Any) -> Any:
+    """The same, for layers without inputs of their own."""
+    known = {key: value for key, value in (GEMMA4 | config).items() if "per_layer" not in key}
+    return scaled(build_model("gemma4_unified_text", **known))
+
+
+@torch.no_grad()
+def scaled(model: Any) -> Any:
+    """A Gemma 4 with other scalars and shorter queries."""
+    for layer in model.model.layers:
+        layer.layer_scalar.copy_(torch.rand(1) * 0.7 + 0.3)
+        layer.self_attn.q_norm.weight *= layer.self_attn.head_dim**-0.5
     return model
 
 

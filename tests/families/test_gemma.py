@@ -13,6 +13,7 @@ from tests.families.gemma_models import (
     build_gemma3,
     build_gemma3n,
     build_gemma4,
+    build_gemma4_unified,
     build_vaultgemma,
 )
 from tests.families.parity import assert_parity
@@ -71,3 +72,11 @@ def test_gemma4(data: st.DataObject) -> None:
     scale = data.draw(st.sampled_from([1.0, 0.5, 2.0**-5]))
     family = wanted.family | {"residual_scale": scale}
     assert_parity(build_gemma4(**config), wanted.model_copy(update={"family": family}), FEEDS)
+
+
+@QUICKLY
+@given(st.data())
+def test_gemma4_unified(data: st.DataObject) -> None:
+    config = data.draw(gemma_models.gemma4_configs())
+    wanted = recipe_for(config, data)
+    assert_parity(build_gemma4_unified(**config), wanted, FEEDS)

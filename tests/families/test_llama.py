@@ -154,6 +154,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": ROPES["linear"] | {"rope_type": "dynamic"}},
     ),
     "hyperclovax": ("hyperclovax", MULTIPLIERS),
+    "internlm3": ("internlm3", {"attention_bias": True, "mlp_bias": True}),
+    "iquestcoder": ("iquestcoder", {"head_dim": 12}),
     "hyperclovax, biases, no norms behind": (
         "hyperclovax",
         MULTIPLIERS | {"use_post_norm": False, "attention_bias": True, "mlp_bias": True},
@@ -238,20 +240,21 @@ def test_functions(contract: str, verify: int | None, prefill: int | None, shape
 
 BIASES = {
     "attention_bias": (
-        "arcee", "bitnet", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama",
-        "qwen3", "seed_oss", "smollm3",
+        "arcee", "bitnet", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax",
+        "iquestcoder", "llama", "qwen3", "seed_oss", "smollm3",
     ),
     "attention_out_bias": ("seed_oss",),
     "mlp_bias": (
-        "arcee", "cwm", "granite", "helium", "hyperclovax", "llama", "seed_oss", "smollm3",
+        "arcee", "cwm", "granite", "helium", "hyperclovax", "iquestcoder", "llama", "seed_oss",
+        "smollm3",
     ),
     "use_bias": ("ernie4_5",),
 }  # fmt: skip
 """The model types that read each of these keys."""
 DRAWN = (
     "apertus", "arcee", "bitnet", "cwm", "ernie4_5", "gemma", "granite", "helium",
-    "hunyuan_v1_dense", "hyperclovax", "llama", "mistral", "nanochat", "phi3", "qwen2", "qwen3",
-    "seed_oss", "smollm3",
+    "hunyuan_v1_dense", "hyperclovax", "internlm3", "iquestcoder", "llama", "mistral", "nanochat",
+    "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
 """Ministrals are left out: their configs are full of conditions."""
 
@@ -296,6 +299,8 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         config["use_post_norm"] = draw(st.booleans())
     if kind == "hunyuan_v1_dense" and config["head_dim"] > 2 and draw(st.booleans()):
         config["rope_parameters"] = rope | STRETCHED | {"alpha": draw(st.floats(1, 1e4))}
+    if kind == "internlm3":  # transformers takes one answer for both
+        config["attention_bias"] = config["mlp_bias"] = draw(st.booleans())
     if kind in ("bitnet", "helium", "hyperclovax"):  # transformers wants it
         config["hidden_size"] = config["head_dim"] * config["num_attention_heads"]
     if kind == "apertus":

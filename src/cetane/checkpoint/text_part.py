@@ -16,6 +16,7 @@ _TEXT_TYPES = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
     "internvl": "qwen2",
     "lfm2_vl": "lfm2",
@@ -38,8 +39,8 @@ _THREE_POSITIONS = {"qwen2_5_vl", "qwen2_vl", "qwen3_vl"}
 """Kinds that give each of a picture's tokens three positions. Those of a text's token are equal, so
 its queries and keys get positions as in a Qwen without pictures."""
 _TIED = {
-    "gemma3": True, "gemma3n": True, "gemma4": True, "idefics3": False, "internvl": True,
-    "lfm2_vl": True, "llava": False, "mistral3": True, "smolvlm": False,
+    "gemma3": True, "gemma3n": True, "gemma4": True, "gemma4_unified": True, "idefics3": False,
+    "internvl": True, "lfm2_vl": True, "llava": False, "mistral3": True, "smolvlm": False,
 }  # fmt: skip
 """Whether the head of a kind is tied if the whole model's config does not say, as in transformers.
 Of other kinds, the text part says it."""

@@ -41,6 +41,7 @@ LEAST = {
     ("granitemoehybrid", "intermediate_size"): 0,
     ("granitemoehybrid", "num_experts_per_tok"): 0,
     ("granitemoehybrid", "num_local_experts"): 0,
+    ("granitemoe_swa", "shared_intermediate_size"): 0,
     ("granitemoeshared", "shared_intermediate_size"): 0,
     ("lfm2_moe", "num_dense_layers"): 0,
     ("nemotron_h", "moe_shared_expert_intermediate_size"): 0,

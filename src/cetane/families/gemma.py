@@ -50,6 +50,7 @@ class SharingConfig(GemmaConfig, Protocol):
     num_hidden_layers: int
     hidden_size_per_layer_input: int | None
     vocab_size_per_layer_input: int
+    """Gemma 4 unified has neither."""
     num_kv_shared_layers: int
     kv_sharing_modes: list[Sharing | None]
 
@@ -200,7 +201,7 @@ class SharingLayer(GemmaLayer):
         super().__init__(config, index, attention, inner, False, scale)
         if mode == "store":
             self.writes = ("hidden", *shared_names(kind.name))
-        self.width = config.hidden_size_per_layer_input or 0
+        self.width = own_width(config)
         if self.width:
             self.reads = (*self.reads, "per_layer")
             # Only this module reads the residual stream without a norm before it.
@@ -222,6 +223,11 @@ class SharingLayer(GemmaLayer):
         return added
 
 
+def own_width(config: SharingConfig) -> int:
+    """The channels of each layer's own input; 0 for none, as in all of Gemma 4 unified."""
+    return getattr(config, "hidden_size_per_layer_input", None) or 0
+
+
 def shared_names(kind: str) -> tuple[str, str]:
     """The names of the tensors that carry the keys and values of a kind of layers."""
     return f"shared_{kind}_k", f"shared_{kind}_v"
@@ -238,7 +244,7 @@ class PerLayerInputs(Block):
 
     def __init__(self, config: SharingConfig, scale: float) -> None:
         super().__init__("per-layer-inputs", 0, "model.")
-        self.count, self.width = config.num_hidden_layers, config.hidden_size_per_layer_input or 0
+        self.count, self.width = config.num_hidden_layers, own_width(config)
         self.size, self.axes = config.hidden_size, Axes()
         self.per_layer_model_projection = Projection(
             self.size, self.count * self.width, "per_layer"
@@ -266,7 +272,7 @@ def sharing_model(
 ) -> Model:
     """The model of a Gemma 3n or a Gemma 4. `kinds` are by name, `names` those of each layer;
     `channels` are of tensors beside `hidden` and `per_layer`."""
-    width = config.hidden_size_per_layer_input or 0
+    width = own_width(config)
     tables, own = {}, {}
     if width:
         rows, wide = config.vocab_size_per_layer_input, config.num_hidden_layers * width

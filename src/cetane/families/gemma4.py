@@ -1,12 +1,13 @@
-"""Gemma 4, dense text models (E2B, E4B).
+"""Gemma 4, dense text models (E2B, E4B), and Gemma 4 unified (12B).
 
 Sliding and full layers have attention heads of different widths. Every layer has an embedding of
 its own, and the last layers read the caches of earlier ones (`gemma.py`). The truth is
-transformers' `modeling_gemma4.py`:
+transformers' `modeling_gemma4.py` and `modeling_gemma4_unified.py`:
 
 - Scores are not scaled, and values are normed without gains.
 - Full layers give positions to a quarter of their pairs ("proportional" rotary embedding).
 - A scalar multiplies every layer's output.
+- Layers of Gemma 4 unified have no inputs of their own.
 """
 
 from typing import Protocol
@@ -24,6 +25,7 @@ from cetane.families.gemma import (
     SharingLayer,
     check_sharing,
     make_kind,
+    own_width,
     sharing_model,
 )
 from cetane.families.grouped_query import AttentionHeads
@@ -33,7 +35,7 @@ from cetane.families.model import Model
 from cetane.families.rotary import RotaryConfig
 
 Options = GemmaOptions
-MODEL_TYPES = ("gemma4_text",)
+MODEL_TYPES = ("gemma4_text", "gemma4_unified_text")
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
@@ -49,6 +51,7 @@ class Gemma4Config(SharingConfig, Protocol):
     """The keys that are read from a Gemma4TextConfig."""
 
     enable_moe_block: bool
+    """Gemma 4 unified lacks it."""
     use_double_wide_mlp: bool
     attention_k_eq_v: bool
     per_layer_config: dict[str, LayerConfig]
@@ -98,7 +101,7 @@ def author(config: Gemma4Config, options: GemmaOptions) -> Model:
     modes, kinds = check_sharing(config), layer_kinds(config, options)
     layers: list[Block] = []
     with torch.device("meta"):
-        if config.hidden_size_per_layer_input:
+        if own_width(config):
             layers.append(PerLayerInputs(config, scale))
         for index, name in enumerate(names):
             same = config.attention_k_eq_v and name == "full"
@@ -108,10 +111,10 @@ def author(config: Gemma4Config, options: GemmaOptions) -> Model:
 
 def check(config: Gemma4Config) -> None:
     """Raise CetaneError for a config that is not supported or not consistent."""
-    kind, rows = config.model_type, config.vocab_size_per_layer_input
-    if config.enable_moe_block:
+    kind = config.model_type
+    if getattr(config, "enable_moe_block", False):
         raise unsupported(kind, "enable_moe_block, its mixtures of experts")
-    if config.hidden_size_per_layer_input and rows < config.vocab_size:
+    if own_width(config) and (rows := config.vocab_size_per_layer_input) < config.vocab_size:
         raise invalid(
             kind,
             f"vocab_size_per_layer_input = {rows}, less than vocab_size = {config.vocab_size}",

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from cetane.families.attention import Attention, AttentionForm
-from cetane.families.base import Block, Weight
-from cetane.families.blocks import PreNormBlock
+from cetane.families.base import Block
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.experts import (
     ExpertOptions,
@@ -26,9 +25,10 @@ from cetane.families.experts import (
     mixture_of,
 )
 from cetane.families.kinds import LayerKind, kind_names
-from cetane.families.layers import Held, Projection
+from cetane.families.layers import Projection
 from cetane.families.model import Model
 from cetane.families.rotary import rotary_table
+from cetane.families.stored import SinkBlock
 
 Options = ExpertOptions
 MODEL_TYPES = ("gpt_oss",)
@@ -49,13 +49,6 @@ class GptOssConfig(DecoderConfig, Protocol):
     num_experts_per_tok: int
     swiglu_alpha: float
     swiglu_limit: float
-
-
-class SinkBlock(PreNormBlock):
-    """Attention with sinks, which the checkpoint keeps as a vector."""
-
-    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        return super().weight(path.replace("sinks.weight", "sinks"), shape, held)
 
 
 class GptOssExperts(MixtureExperts):

@@ -18,7 +18,7 @@ from cetane.families.kinds import FULL, LINEAR, LayerKind, check_types
 from cetane.families.layers import MLP
 from cetane.families.llama import LlamaConfig, multiplied
 from cetane.families.mamba2 import Mamba2, Mamba2Config, MambaRows, mamba2_form
-from cetane.families.mixtral import GraniteBlock
+from cetane.families.mixtral import granite_block
 from cetane.families.model import Model
 from cetane.families.rotary import rotary_table
 
@@ -26,7 +26,6 @@ Options = ExpertOptions
 MODEL_TYPES = ("granitemoehybrid",)
 ATTENDS, MIXES = PartNames(mlp="shared_mlp"), PartNames(mixer="mamba", mlp="shared_mlp")
 """The names of the parts of layers."""
-EXPERTS = PartNames(mlp="block_sparse_moe")
 MLP_NAMES = "gate_proj", "up_proj", "output_linear"
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
@@ -75,12 +74,7 @@ def author(config: GraniteHybridConfig, options: ExpertOptions) -> Model:
                 continue
             layers.append(HybridBlock(index, norm(), mixer, names=names, alone="mix"))
             shared = SharedExpert(size, inner, act, added)
-            layers.append(
-                GraniteBlock(
-                    experts, index, norm(), "router",
-                    shared=shared, shared_name="shared_mlp", names=EXPERTS,
-                )
-            )  # fmt: skip
+            layers.append(granite_block(experts, index, norm(), shared))
     return decoder_model(
         config,
         layers,

@@ -21,8 +21,8 @@ and those that keep a matrix in place of a cache."""
 KINDS = {SLIDING: "sliding", FULL: "full"}
 """The names of kinds, by the `layer_types` of a config."""
 ALWAYS_WINDOWED = (
-    "afmoe", "cohere2", "cwm", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3",
-    "qwen2_moe", "vaultgemma",
+    "afmoe", "cohere2", "cwm", "gemma2", "gemma3_text", "gpt_oss", "granite_swa",
+    "granitemoe_swa", "ministral", "olmo3", "qwen2_moe", "vaultgemma",
 )  # fmt: skip
 """The model types of which transformers makes the mask of a window even if no layer slides."""
 ALL = "kv"

@@ -1,6 +1,7 @@
 """Llama and its relatives, which differ by what their configs say:
 
-- SmolLM2 has nothing of its own; Mistral and Ministral may have windows;
+- SmolLM2 has nothing of its own, nor have InternLM3 and IQuest-Coder; Mistral and Ministral may
+  have windows;
 - Qwen2 has biases on queries, keys and values;
 - Qwen3 norms queries and keys;
 - SmolLM3 has layers whose queries and keys have no positions;
@@ -42,8 +43,8 @@ from cetane.families.stored import ExchangedHalvesBlock, FusedBlock, Interleaved
 Options = ResidualOptions
 MODEL_TYPES = (
     "apertus", "arcee", "bitnet", "cwm", "ernie4_5", "gemma", "granite", "helium",
-    "hunyuan_v1_dense", "hyperclovax", "llama", "ministral", "ministral3", "mistral", "nanochat",
-    "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    "hunyuan_v1_dense", "hyperclovax", "internlm3", "iquestcoder", "llama", "ministral",
+    "ministral3", "mistral", "nanochat", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
 AROUND = SandwichNames(
     after="post_norm1", mlp_norm="post_attention_layernorm", mlp_after="post_norm2"
@@ -142,7 +143,7 @@ class Traits(Multipliers):
 def traits(config: LlamaConfig) -> Traits:
     """The traits of a config."""
     match config.model_type:
-        case "llama" | "smollm3":
+        case "internlm3" | "iquestcoder" | "llama" | "smollm3":
             own = config.attention_bias
             return Traits(AttentionForm(qkv_bias=own, out_bias=own), config.mlp_bias)
         case "apertus":

@@ -120,6 +120,16 @@ class GraniteBlock(FusedRows, MixtureBlock):
         return replace(plain, name=name)
 
 
+def granite_block(
+    experts: Mixture, index: int, norm: RMSNorm, shared: SharedExpert | None
+) -> GraniteBlock:
+    """The experts of a layer of a Granite; `shared` is the MLP that all tokens take, if any."""
+    names = PartNames(mlp="block_sparse_moe")
+    return GraniteBlock(
+        experts, index, norm, "router", shared=shared, shared_name="shared_mlp", names=names
+    )
+
+
 def traits(config: MixtralConfig) -> Traits:
     """What differs between the relatives, but for experts."""
     match config.model_type:
@@ -261,15 +271,8 @@ def mixture_block(
             )
         case "granitemoe" | "granitemoeshared":
             shares = config.model_type == "granitemoeshared"
-            return GraniteBlock(
-                experts,
-                index,
-                norm,
-                "router",
-                shared=shared(config.shared_intermediate_size) if shares else None,
-                shared_name="shared_mlp",
-                names=PartNames(mlp="block_sparse_moe"),
-            )
+            own = shared(config.shared_intermediate_size) if shares else None
+            return granite_block(experts, index, norm, own)
         case "hunyuan_v1_moe":
             together = shared(experts.inner)
             return MixtureBlock(

@@ -46,6 +46,13 @@ class InterleavedParallelBlock(InterleavedRows, ParallelBlock):
     """The same, with attention and MLP beside each other."""
 
 
+class SinkBlock(PreNormBlock):
+    """A layer whose attention has sinks, which the checkpoint keeps as a vector."""
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        return super().weight(path.replace("sinks.weight", "sinks"), shape, held)
+
+
 def rows_in_halves(dim: int, width: int, stored: Tensor) -> Tensor:
     """The first `width` rows of each head as two halves; of a weight or a bias."""
     heads = stored.reshape(len(stored) // dim, dim, -1)

@@ -111,13 +111,13 @@ def near(q: Tensor, k: Tensor, v: Tensor, scaling: float, sinks: int, window: in
 def attend_by(model: Any, attention: Any, name: str) -> None:
     """Let a transformers model attend by a function, which transformers registers under a name.
 
-    Raises CetaneError for a gemma2, whose scores have a bound, and for a gpt_oss, which has scores
-    for nothing: `attention` computes plain scores.
+    Raises CetaneError for a gemma2, whose scores have a bound, and for the types whose scores have
+    sinks: `attention` computes plain scores.
     """
     from transformers import AttentionInterface
 
     kind = model.config.model_type
-    if kind in ("gemma2", "gpt_oss"):
+    if kind in ("gemma2", "gpt_oss", "granite_swa", "granitemoe_swa"):
         raise CetaneError(
             f"heads of a {kind} cannot stream: its attention scores are not plain",
             "let all heads of this model see all tokens",

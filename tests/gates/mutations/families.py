@@ -17,6 +17,7 @@ from tests.families.gemma_models import (
     build_gemma3,
     build_gemma3n,
     build_gemma4,
+    build_gemma4_unified,
     build_vaultgemma,
 )
 from tests.families.latent_models import LATENT_MODELS
@@ -45,6 +46,13 @@ from cetane.schema.recipe import Recipe, parse_recipe
 
 LONG_YARN = MINISTRAL | {"original_max_position_embeddings": 256}
 """A table that holds for the gate's texts."""
+SWASH = MULTIPLIERS | {
+    "num_hidden_layers": 3,
+    "layer_types": [FULL, SLIDING, SLIDING],
+    "sliding_window": 32,
+    "layer_rope_theta": [0, 1e4, 100.0],
+}
+"""A Granite with windows: a layer without positions, and two with bases of their own."""
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: build_model("llama", num_hidden_layers=3),
     "mistral": lambda: build_model("mistral", num_hidden_layers=3, sliding_window=32),
@@ -58,6 +66,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "smollm3": lambda: build_model("smollm3", num_hidden_layers=4),
     "granite": lambda: build_model("granite", num_hidden_layers=3, **MULTIPLIERS),
+    "internlm3": lambda: build_model("internlm3", num_hidden_layers=3),
+    "iquestcoder": lambda: build_model("iquestcoder", num_hidden_layers=3),
     "phi3": lambda: build_model("phi3", num_hidden_layers=3, sliding_window=32),
     "apertus": lambda: build_model(
         "apertus", num_hidden_layers=3, rope_parameters=ROPES["default"]
@@ -138,6 +148,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "granitemoe": lambda: build_mixture(
         "granitemoe", num_hidden_layers=3, num_local_experts=4, **MULTIPLIERS
     ),
+    "granite_swa": lambda: build_model("granite_swa", **SWASH),
+    "granitemoe_swa": lambda: build_mixture("granitemoe_swa", **SWASH, num_local_experts=4),
     "granitemoehybrid": lambda: build_hybrid("mixture", logits_scaling=1.0),
     "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
     "bamba": build_bamba,
@@ -189,6 +201,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "vaultgemma": build_vaultgemma,
     "gemma3n": build_gemma3n,
     "gemma4": build_gemma4,
+    "gemma4_unified": build_gemma4_unified,
     "zaya": lambda: build_zaya(vocab_size=288),
 }
 FORMATS = {
