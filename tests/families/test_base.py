@@ -270,6 +270,7 @@ UNBOUND = "sliding_window = None, but some layers slide"
         (until(0), "original_max_position_embeddings = 0"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling = 0"),
         ({"model_type": "lfm2", "block_multiple_of": 0}, "division"),
+        ({"model_type": "lfm2", "block_ffn_dim_multiplier": 0.0}, "MLP has 0 inner channels"),
         ({"model_type": "granitemoe", "num_local_experts": 0}, "num_local_experts = 0"),
         ({"model_type": "granitemoe", "num_experts_per_tok": 9}, "takes 9 experts of 8"),
         ({"model_type": "granitemoe", "logits_scaling": 0}, "logits_scaling = 0"),

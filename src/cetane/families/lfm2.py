@@ -16,6 +16,7 @@ from torch import Tensor
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Flow, Memory
 from cetane.families.blocks import Mixer, PreNormBlock, SandwichBlock, SandwichNames
+from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
 from cetane.families.experts import ExpertOptions, Mixture, MixtureBlock, expert_channels
 from cetane.families.kinds import FULL, KINDS, SLIDING, LayerKind, check_types
@@ -81,6 +82,8 @@ def inner_channels(config: Lfm2Config) -> int:
         if config.block_ffn_dim_multiplier is not None:
             unit = config.block_multiple_of
             inner = -(-int(config.block_ffn_dim_multiplier * inner) // unit) * unit
+    if inner < 1:
+        raise invalid(config.model_type, f"an MLP has {inner} inner channels")
     return inner
 
 
