@@ -55,6 +55,9 @@ MODELS = {
     "llama4": lambda: build_llama4(attention_chunk_size=64, floor_scale=96),
     "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
     "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
+    "granite_swa": lambda: build_model(
+        "granite_swa", layer_types=["sliding_attention"] * 2, layer_rope_theta=[100.0, 1e4]
+    ),
     "zaya": build_zaya,
     "granite_hybrid": lambda: build_hybrid(
         "dense", hidden_act="gelu", time_step_limit=(0.001, float("inf"))
@@ -98,7 +101,7 @@ def test_another_form_of_gelu(authored: Authored) -> None:
     assert set(kinds(authored)) == {"activations"}
 
 
-@pytest.mark.parametrize("authored", ["zaya", "cohere", "llama4"], indirect=True)
+@pytest.mark.parametrize("authored", ["zaya", "cohere", "llama4", "granite_swa"], indirect=True)
 def test_another_rotary_base(authored: Authored) -> None:
     """Of a few pairs with a large base, the first positions are turned by next to nothing."""
     tables = authored.planner.model.rotary

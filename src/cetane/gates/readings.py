@@ -265,8 +265,9 @@ def bounding(values: Iterable[float]) -> list[float]:
     return [float(half) for half in halves if GUARD < abs(half) < LARGEST_FP16]
 
 
-ROTARY_NAMES = ("rotary_emb", "pos_emb")
-"""The names under which transformers' models keep their rotary tables."""
+ROTARY_NAMES = ("rotary_embs", "rotary_emb", "pos_emb")
+"""The names under which transformers' models keep their rotary tables. Whoever has the first, a
+list of one for each base, does not use the second."""
 
 
 def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
@@ -286,9 +287,15 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
     """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer; none
     of a model without positions."""
     parts = dict(decoder_of(reference.model).named_children())
-    rotary = next((parts[name] for name in ROTARY_NAMES if name in parts), None)
-    if rotary is None:
-        return
+    found = next((parts[name] for name in ROTARY_NAMES if name in parts), torch.nn.ModuleList())
+    for rotary in found if isinstance(found, torch.nn.ModuleList) else [found]:
+        yield from tables_of(reference, rotary, positions)
+
+
+def tables_of(
+    reference: Reference, rotary: torch.nn.Module, positions: torch.Tensor
+) -> Iterator[Array]:
+    """Those of one of its modules."""
     kinds: list[dict[str, str]] = [{}]
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         types = getattr(rotary, "layer_types", reference.model.config.layer_types)
