@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import TINY, build_model, build_tokenizer, tiny_recipe
@@ -14,11 +16,14 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.gates.explain import Cause, Explanation, explain, explain_ladder
 from cetane.gates.explain.golden import beyond_fp16, lost_products
+from cetane.gates.explain.graph import erring, first_off
 from cetane.gates.explain.mends import better_format
 from cetane.gates.golden import Proof, golden
 from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
+from cetane.mil import MilFunction, Op, load
+from cetane.mil.program import Program, StoredConstant
 from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.recipe import Mode, parse_recipe
@@ -189,3 +194,56 @@ def test_the_advice_fits_the_model(form: str, advised: str) -> None:
     Planner(checkpoint, recipe(advised))
     with pytest.raises(CetaneError, match="cannot divide its 40 output channels"):
         Planner(checkpoint, recipe("palette6-kmeans-group32"))
+
+
+def without_angles(function: MilFunction) -> MilFunction:
+    """The function with cosines in place of sines."""
+    names = {name: name.replace("sin", "cos") for name in function.inputs if "sin" in name}
+    ops = tuple(
+        replace(op, inputs={k: tuple(names.get(a, a) for a in v) for k, v in op.inputs.items()})  # type: ignore[arg-type]
+        for op in function.ops
+    )
+    return replace(function, body=replace(function.body, ops=ops))
+
+
+def with_larger_weight(function: MilFunction) -> MilFunction:
+    """The function with a weight of its own."""
+
+    def changed(op: Op) -> Op:
+        held = op.inputs.get("val", ("",))[0]
+        if not (isinstance(held, StoredConstant) and op.name.endswith("q_proj_weight")):
+            return op
+        own = StoredConstant(held.type, lambda: held.numpy() * np.float16(1.01))
+        return replace(op, inputs=op.inputs | {"val": (own,)})
+
+    ops = tuple(map(changed, function.ops))
+    return replace(function, body=replace(function.body, ops=ops))
+
+
+def test_one_function_of_one_capacity(
+    checkpoint: Checkpoint,
+    tiny_bundle: Callable[..., Bundle],
+    asked: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its capacity is named, and so is a function that holds a weight of its own."""
+    asked("evidence", positions=48, most=48)
+    cache = {"contract": "stateful", "context": 64, "capacities": [32]}
+    bundle = tiny_bundle(cache=cache, layout={"kind": "single"}, verify=None, prefill=None)
+
+    def judged(change: Callable[[MilFunction], MilFunction]) -> GoldenResult:
+        def loaded(path: Path) -> Program:
+            program = load(path)
+            own = {"decode-c32": change(program.functions["decode-c32"])}
+            return replace(program, functions={**program.functions, **own})
+
+        for module in ("engine.portable", "gates.twin", "gates.port"):
+            monkeypatch.setattr(f"cetane.{module}.load", loaded)
+        return golden(bundle, checkpoint, lambda *_: None, prompts=0)
+
+    first = first_off(judged(without_angles).structure)
+    assert first is not None
+    assert "after lm_head (decode at 32, text, position " in erring(first)
+    explanation = explain(bundle, checkpoint, judged(with_larger_weight))
+    assert explanation is not None
+    assert "differs from the checkpoint: in decode-c32, " in explanation.sentence

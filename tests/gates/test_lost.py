@@ -8,12 +8,14 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.gates.explain import explain
+from cetane.gates.explain import explain, explain_ladder
 from cetane.gates.golden import golden
+from cetane.gates.ladder import ladder
 from cetane.gates.lost import origin
 from cetane.gates.observe import Seen
 from cetane.mil import load
-from cetane.mil.program import Body, MilFunction, NamedValue, Op
+from cetane.mil.program import Body, MilFunction, NamedValue, Op, StoredConstant, TensorType
+from cetane.planner import Planner
 
 from .conftest import with_ops
 
@@ -51,6 +53,72 @@ def test_a_program_that_gives_nan(
     why = explain(good, checkpoint, found)
     assert why is not None and why.cause == "conversion"
     assert "has infinity or NaN after model.layers.1" in why.sentence
+    assert why.sentence.endswith(found.lost.told)
+
+
+def test_first_shards_that_give_nan(
+    good: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.gates.twin.load", lambda path: with_ops(load(path), roots))
+    planner = Planner(checkpoint, good.plan.recipe)
+    found = ladder(checkpoint, planner, {"chunk-00": good.shard("chunk-00")})
+    assert not found.passed
+    assert found.lost is not None
+    assert (found.lost.shard, found.lost.kind) == ("chunk-00", "sqrt")
+    why = explain_ladder(found, checkpoint, good.plan.recipe)
+    assert why.cause == "conversion"
+    assert why.sentence.endswith(found.lost.told)
+
+
+def literal(value: np.ndarray, dtype: str) -> StoredConstant:
+    return StoredConstant(TensorType(value.shape, dtype), lambda: value)
+
+
+def sums_of_exponentials(op: Op) -> list[Op]:
+    """The op; a softmax also times 1, from a sum over keys that fp16 holds of some 150 keys."""
+    if op.kind != "softmax":
+        return [op]
+    (made,) = op.outputs
+    assert made.type is not None
+    whole, row = made.type, replace(made.type, shape=(*made.type.shape[:-1], 1))
+    share, exp = (NamedValue(f"{made.name}_{n}", whole) for n in ("share", "exp"))
+    total, times, more, one = (
+        NamedValue(f"{made.name}_{n}", row) for n in ("total", "times", "more", "one")
+    )
+    axes, keep = literal(np.array([-1], np.int32), "int32"), literal(np.array(True), "bool")
+    large = literal(np.array(400, np.float16), "fp16")
+    return [
+        replace(op, outputs=(share,)),
+        Op("exp", exp.name, {"x": op.inputs["x"]}, (exp,)),
+        Op("reduce_sum", total.name,
+           {"x": (exp.name,), "axes": (axes,), "keep_dims": (keep,)}, (total,)),
+        Op("mul", times.name, {"x": (total.name,), "y": (large,)}, (times,)),
+        Op("add", more.name, {"x": (times.name,), "y": (large,)}, (more,)),
+        Op("real_div", one.name, {"x": (more.name,), "y": (more.name,)}, (one,)),
+        Op("mul", made.name, {"x": (share.name,), "y": (one.name,)}, (made,)),
+    ]  # fmt: skip
+
+
+def test_nan_that_comes_late_in_the_context(
+    checkpoint: Checkpoint,
+    tiny_bundle: Callable[..., Bundle],
+    asked: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only an ANE's arithmetic is asked there, after a text that another one read."""
+    asked("evidence", positions=48, most=48)
+    bundle = tiny_bundle(context=256, verify=None, layout={"kind": "single"})
+    for module in ("engine.portable", "gates.twin"):
+        monkeypatch.setattr(
+            f"cetane.{module}.load", lambda path: with_ops(load(path), sums_of_exponentials)
+        )
+    found = golden(bundle, checkpoint, lambda *_: None, prompts=0)
+    assert {c.name.partition(":")[0] for c in found.checks if not c.passed} == {"ane"}
+    assert found.lost is not None
+    assert (found.lost.shard, found.lost.kind) == ("model", "mul")
+    why = explain(bundle, checkpoint, found)
+    assert why is not None and why.cause == "fp16 range"
+    assert "At the end of 256 tokens, model (" in why.sentence
     assert why.sentence.endswith(found.lost.told)
 
 

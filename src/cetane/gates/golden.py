@@ -12,6 +12,7 @@ One shard is in memory at a time. Only greedy decoding holds all shards, as for 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -20,6 +21,7 @@ from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.errors import CetaneError, installing
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
@@ -299,17 +301,21 @@ class Proof:
         return differences, text, [*unreached_experts(self.planner, self.plan, idle, probed)]
 
     def seek(
-        self, arithmetic: Precision | None, tasks: Sequence[ProbeTask], seen: Sequence[Seen]
+        self,
+        arithmetic: Precision | None,
+        tasks: Sequence[ProbeTask],
+        seen: Sequence[Seen],
+        after: Session | None = None,
     ) -> None:
         """Note where infinity or NaN first comes from, by the shortest task that has one. What an
-        earlier question met is the first."""
+        earlier question met is the first. `after` is the session from which the tasks went on."""
         if self.lost is not None:
             return
         head = self.plan.tokens(0, self.plan.rows)
         lost = [task for task, one in zip(tasks, seen, strict=True) if not one.finite(head)]
         if lost:
             shortest = min(lost, key=lambda task: len(task.probe.tokens))
-            self.lost = self.port.lost(arithmetic, shortest)
+            self.lost = self.port.lost(arithmetic, shortest, after)
 
     def windows(self, start: int, stop: int) -> list[Probe]:
         """The windows of text from position `start` up to `stop`."""
@@ -344,6 +350,7 @@ class Proof:
             windows = self.windows(stop, 2 * stop)
             tasks = window_tasks(self.plan, windows)
             seen = observe(self.port.shipped, self.planner, tasks)
+            self.seek("fp32", tasks, seen)
             compression.add(windows, seen, self.ask(tasks, seen))
             stop *= 2
         return compression.result(), read
@@ -411,7 +418,8 @@ class Proof:
     def ane(self) -> list[Rounding]:
         """The port in an ANE's arithmetic against itself in fp32, late in the context."""
         self.show("an ANE's arithmetic", 4)
-        return late_rounding(self.port, weight_count(self.planner.blocks))
+        weights = weight_count(self.planner.blocks)
+        return late_rounding(self.port, weights, partial(self.seek, "ane"))
 
     def greedy(self, prompts: int, length: int) -> list[Array]:
         """By prompt, whether the model `would_choose` each greedy token too. Empty for a model that

@@ -24,6 +24,7 @@ from cetane.gates import metrics
 from cetane.gates.bases import base_checks
 from cetane.gates.experts import Choices
 from cetane.gates.heads import head_slices
+from cetane.gates.lost import LostNumbers, first_lost, seeking
 from cetane.gates.observe import ProbeTask, Watched
 from cetane.gates.port import Packaged
 from cetane.gates.probes import LEAST_OWN, TEXT_PROBE, Probe, ProbePart, text_tokens, widest_tokens
@@ -48,6 +49,8 @@ class LadderResult(Data):
     wrong_weights: tuple[WrongWeight, ...] = ()
     structure: tuple[Deviation, ...] = ()
     """Older results have none."""
+    lost: LostNumbers | None = None
+    """Where infinity or NaN first comes from, if an output has some."""
 
 
 class Packages:
@@ -66,6 +69,7 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     port = Packaged(Packages(packages), planner, checkpoint, tables, checkpoint.tokenizer)
     judged = [*climb(port.twin, planner, checkpoint, packages)]
     scores, rows = [score for score, _ in judged], [row for _, row in judged]
+    lost = next((row.shard for row in rows if row.lost), None)
     wrong = [w for shard in packages for w in wrong_constants(port, checkpoint, shard)]
     checks = (
         *base_checks(checkpoint),
@@ -78,7 +82,14 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
         shards=tuple(scores),
         wrong_weights=tuple(wrong[:LISTED]),
         structure=tuple(rows),
+        lost=None if lost is None else lost_by(port, checkpoint, lost),
     )
+
+
+def lost_by(port: Packaged, checkpoint: Checkpoint, shard: str) -> LostNumbers | None:
+    """Where the twin of a shard first gives infinity or NaN."""
+    sought = seeking(port.twin, "fp32")
+    return first_lost(lambda: list(climb(sought, port.planner, checkpoint, [shard])))
 
 
 def climb(

@@ -1,5 +1,6 @@
 """The op from which infinity or NaN comes, in a port that gives one."""
 
+from collections.abc import Callable
 from math import isfinite
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,11 +10,9 @@ from torch import Tensor
 from cetane.engine.backend import Arrays
 from cetane.engine.engine import Engine
 from cetane.engine.portable import ReferenceProgram
-from cetane.gates.observe import ProbeTask, observe
 from cetane.mil.index import FunctionIndex
 from cetane.mil.lineage import Lineage
 from cetane.mil.program import MilFunction, Op, Precision, Program
-from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.validation import Data
 
@@ -128,15 +127,19 @@ def with_blocks(scope: str, blocks: tuple[str, ...]) -> str:
     return scope
 
 
-def first_lost(
-    engine: Engine, planner: Planner, precision: Precision, task: ProbeTask
-) -> LostNumbers | None:
-    """Where an engine's packages first give infinity or NaN on a task, in an arithmetic; None if
-    they give none on the reference executor."""
+def seeking(engine: Engine, precision: Precision) -> Engine:
+    """An engine whose packages run op by op in an arithmetic, until one gives infinity or NaN: for
+    `first_lost`."""
     assert isinstance(engine.backend, Loading)
     seeker = Seeker(engine.backend, engine.plan, precision)
+    return Engine(engine.plan, seeker, engine.tables, resident=False)
+
+
+def first_lost(run: Callable[[], object]) -> LostNumbers | None:
+    """Where a run of a `seeking` engine first gives infinity or NaN; None if it gives none on the
+    reference executor."""
     try:
-        observe(Engine(engine.plan, seeker, engine.tables, resident=False), planner, [task])
+        run()
     except Found as found:
         return found.lost
     return None

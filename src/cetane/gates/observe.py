@@ -95,6 +95,19 @@ class Seen:
     slices: dict[Rows, tuple[Array, Array]] = field(default_factory=dict)
     """By slice of a head that chooses, the numbers of tokens, and their logits `(n, rows)`, as far
     as the port shows them."""
+    by_capacity: dict[int, Array] = field(default_factory=dict)
+    """The numbers of the tokens that the functions of each capacity took; empty for one capacity
+    alone."""
+
+    def taken(self, task: ProbeTask, at: Array) -> Iterator[tuple[HostWay, int | None, Array]]:
+        """Each way and each capacity in which tokens `at (n,)` of a task were taken, and whether
+        each one was: bool `(n,)`. The capacity is None if there is one alone."""
+        for way, some in task.ways(at):
+            if not self.by_capacity:
+                yield way, None, some
+            for capacity, numbers in self.by_capacity.items():
+                if (own := some & np.isin(at, numbers)).any():
+                    yield way, capacity, own
 
     def finite(self, tokens: "Array | slice") -> bool:
         """Whether no tensor has infinity or NaN, and no logit of the head's `tokens`."""
@@ -320,7 +333,10 @@ class Watched:
         judged = [one for one in self.probe_calls if one.running.logits is not None]
         logits = np.concatenate([one.logits() for one in judged])
         at = self.numbers(judged, logits=True)
-        return Seen(logits, at, self.tensors(), self.choices(), self.by_mode(), self.shown())
+        return Seen(
+            logits, at, self.tensors(), self.choices(), self.by_mode(), self.shown(),
+            self.by_capacity(),
+        )  # fmt: skip
 
     def by_mode(self) -> dict[Mode, Array]:
         """The numbers of the tokens that each mode took."""
@@ -329,6 +345,29 @@ class Watched:
             mode: self.numbers([one for one in self.probe_calls if one.running.mode == mode])
             for mode in dict.fromkeys(modes)
         }
+
+    def by_capacity(self) -> dict[int, Array]:
+        """The numbers of the tokens that each capacity's functions took, if there are several."""
+        if not self.engine.plan.smaller:
+            return {}
+        capacities = [self.capacity(one.running) for one in self.probe_calls]
+        return {
+            tokens: self.numbers(
+                [
+                    one
+                    for one, own in zip(self.probe_calls, capacities, strict=True)
+                    if own == tokens
+                ]
+            )
+            for tokens in sorted({*capacities})
+        }
+
+    def capacity(self, running: Running) -> int:
+        """The capacity of a call's functions."""
+        plan = self.engine.plan
+        steps = [step for own in running.steps.values() for step in own if isinstance(step, Step)]
+        made_for = [plan.functions[step.shard, step.function].capacity for step in steps]
+        return next((tokens for tokens in made_for if tokens), plan.recipe.cache.context)
 
     def tensors(self) -> dict[Truth, tuple[Array, Array]]:
         """The shards' outputs: by truth, the numbers of tokens, and their rows `(n, C)`."""

@@ -24,6 +24,7 @@ from cetane.engine.portable import (
     ReferenceProgram,
     ShardPaths,
 )
+from cetane.engine.session import Session
 from cetane.families import SOFTPLUS_MOST, Weights
 from cetane.gates.experts import (
     TakenExperts,
@@ -32,8 +33,8 @@ from cetane.gates.experts import (
     showing,
 )
 from cetane.gates.heads import Chooser, choices, chooser, head_choices
-from cetane.gates.lost import LostNumbers, first_lost
-from cetane.gates.observe import ProbeTask
+from cetane.gates.lost import LostNumbers, first_lost, seeking
+from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.readings import Activation, Readable
 from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
 from cetane.lower.template import shard_weights
@@ -81,9 +82,11 @@ class Port(Readable, Protocol):
     def computing(self, arithmetic: Precision, taken: TakenExperts | None = None) -> Engine:
         """The port in an arithmetic, by `ArithmeticBackend`."""
 
-    def lost(self, arithmetic: Precision | None, task: ProbeTask) -> LostNumbers | None:
+    def lost(
+        self, arithmetic: Precision | None, task: ProbeTask, after: Session | None = None
+    ) -> LostNumbers | None:
         """Where the port first gives infinity or NaN on a task: in an arithmetic, or as its twin.
-        None if nothing tells."""
+        With `after`, the task goes on from that session. None if nothing tells."""
 
     def constants(self, shard: str) -> Iterator["Stored"]:
         """The constants of a shard that hold parameters. Shared ones come once."""
@@ -175,9 +178,14 @@ class Packaged:
         backend = ArithmeticBackend(self.packages, self.planner, arithmetic, taken)
         return Engine(keeping_numbers(self.plan), backend, self.tables, resident=False)
 
-    def lost(self, arithmetic: Precision | None, task: ProbeTask) -> LostNumbers | None:
+    def lost(
+        self, arithmetic: Precision | None, task: ProbeTask, after: Session | None = None
+    ) -> LostNumbers | None:
         engine = self.twin if arithmetic is None else self.computing(arithmetic)
-        return first_lost(engine, self.planner, arithmetic or "fp32", task)
+        if after is not None:  # its plan may be that of one capacity
+            engine = Engine(after.plan, engine.backend, engine.tables, resident=False)
+        sought = seeking(engine, arithmetic or "fp32")
+        return first_lost(lambda: observe(sought, self.planner, [task], after))
 
     def epsilons(self, shard: str) -> dict[str, float]:
         return {

@@ -9,13 +9,14 @@ errors of these products grow with the number of keys, so *ane* is judged late i
 prefix runs in fp32, which is fast, and only the last calls run in both arithmetics.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
+from cetane.engine.session import Session
 from cetane.families import Truth
 from cetane.gates import metrics
 from cetane.gates.experts import Choices, TakenExperts
@@ -32,6 +33,10 @@ from cetane.validation import Data
 
 QUANTIZED = "activations: "
 """The start of the names of all checks on activations of 8 bits."""
+
+
+Seek = Callable[[Sequence[ProbeTask], Sequence[Seen], Session], None]
+"""Gets tasks, their results, and the session from which they went on."""
 
 
 class Rounding(Data):
@@ -73,14 +78,14 @@ class Rounding(Data):
         return f"({self.mode}{', text' if self.text else ''}{at})"
 
 
-def late_rounding(port: Port, weights: int) -> list[Rounding]:
+def late_rounding(port: Port, weights: int, seek: Seek = lambda *_: None) -> list[Rounding]:
     """The loss in an ANE's arithmetic at the end of each capacity, one result a mode.
 
     `weights` is the model's number of weights. Capacities that are too short for this arithmetic's
-    rules to apply have none.
+    rules to apply have none. `seek` gets all results.
     """
     long = [one.tokens for one in port.plan.capacities if one.tokens >= SHORT]
-    return [one for tokens in long for one in LateCalls(port, weights, tokens).loss()]
+    return [one for tokens in long for one in LateCalls(port, weights, tokens).loss(seek)]
 
 
 class LateCalls:
@@ -108,10 +113,11 @@ class LateCalls:
     def _on(self, engine: Engine) -> Engine:
         return Engine(self.plan, engine.backend, engine.tables, resident=False)
 
-    def loss(self) -> list[Rounding]:
-        """The loss of an ANE's arithmetic against fp32, by mode."""
+    def loss(self, seek: Seek = lambda *_: None) -> list[Rounding]:
+        """The loss of an ANE's arithmetic against fp32, by mode. `seek` gets its results."""
         engine = self._on(self.port.computing("ane", self.taken))
         seen = observe(engine, self.planner, self.tasks, self.before)
+        seek(self.tasks, seen, self.before)
         places = made_by(self.planner, self.plan)
         return [
             measure_rounding(

@@ -62,11 +62,18 @@ class Deviation(Data):
     """Only older results have these two: of tokens from the first near tie of experts on."""
     way: HostWay = ""
     """How the host took these tokens."""
+    capacity: int | None = Field(default=None, exclude_if=lambda capacity: capacity is None)
+    """The capacity of the functions that took them, if the plan has several."""
 
     @property
     def lost(self) -> bool:
         """Whether the tensor has infinity or NaN."""
         return self.relative >= LOST
+
+    @property
+    def told(self) -> str:
+        """The mode, and the capacity if there are several."""
+        return self.mode if self.capacity is None else f"{self.mode} at {self.capacity}"
 
     @property
     def limit(self) -> float:
@@ -89,27 +96,28 @@ def deviations(
         for truth, (at, rows) in ours.tensors.items():
             shard, tensor = places[truth]
             errors = metrics.relative(rows, theirs.tensors[truth][at])
-            for way, some in task.ways(at):
-                yield deviation(shard, tensor, truth, task, at[some], errors[some], way)
-        head, wanted = plan.tokens(0, plan.rows), truths.logits(task.probe, ours.at, task.mode)
-        yield from logit_deviations(plan, task, ours.at, ours.logits[:, head], wanted[:, head])
+            for way, capacity, some in ours.taken(task, at):
+                yield deviation(shard, tensor, truth, task, at[some], errors[some], way, capacity)
+        yield from logit_deviations(plan, task, ours, truths)
         yield from logits_behind_choices(plan, task, ours, truths)
 
 
 def logit_deviations(
-    plan: Plan, task: ProbeTask, at: Array, ours: Array, theirs: Array
+    plan: Plan, task: ProbeTask, seen: Seen, truths: ModelResults
 ) -> Iterator[Deviation]:
-    """The deviations of logits `(n, rows)` of the tokens `at (n,)`.
+    """The deviations of a task's logits.
 
     The norm of a row hardly shows one wrong logit of a large vocabulary, so each is judged too. Not
     so in what a host does beside reading, which changes tokens and no single logit.
     """
-    last, errors = plan.shards[-1].name, logit_errors(plan, ours, theirs)
-    for way, some in task.ways(at):
-        yield deviation(last, "logits", LOGITS, task, at[some], errors[some], way)
+    last, at, head = plan.shards[-1].name, seen.at, plan.tokens(0, plan.rows)
+    ours, theirs = seen.logits[:, head], truths.logits(task.probe, at, task.mode)[:, head]
+    errors = logit_errors(plan, ours, theirs)
+    for way, capacity, some in seen.taken(task, at):
+        yield deviation(last, "logits", LOGITS, task, at[some], errors[some], way, capacity)
         if not way and not plan.recipe.head.choose:
             each = metrics.largest(ours[some], theirs[some])
-            yield deviation(last, ONE_LOGIT, LOGITS, task, at[some], each)
+            yield deviation(last, ONE_LOGIT, LOGITS, task, at[some], each, way, capacity)
 
 
 def logits_behind_choices(
@@ -118,12 +126,13 @@ def logits_behind_choices(
     """The deviations of each logit among which a head chooses, if the port shows them."""
     capped = HeadRows(plan).capped
     for (start, stop), (at, rows) in ours.slices.items():
-        for way, some in task.ways(at):
+        for way, capacity, some in ours.taken(task, at):
             if not way:
                 number = at[some]
                 wanted = truths.logits(task.probe, number, task.mode)[:, plan.tokens(start, stop)]
                 errors = metrics.largest(capped(rows[some]), wanted)
-                yield deviation(plan.shards[-1].name, ONE_LOGIT, LOGITS, task, number, errors)
+                last = plan.shards[-1].name
+                yield deviation(last, ONE_LOGIT, LOGITS, task, number, errors, way, capacity)
 
 
 def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
@@ -144,8 +153,10 @@ def deviation(
     at: Array,
     errors: Array,
     way: HostWay = "",
+    capacity: int | None = None,
 ) -> Deviation:
-    """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`, all taken one way."""
+    """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`, all taken one way and
+    at one capacity."""
     worst = int(errors.argmax())
     return Deviation(
         shard=shard,
@@ -157,6 +168,7 @@ def deviation(
         position=task.probe.start + int(at[worst]),
         positions=len(errors),
         way=way,
+        capacity=capacity,
     )
 
 
@@ -185,14 +197,14 @@ def choice_errors(ours: Array, theirs: Array) -> Array:
 
 
 def judge_structure(rows: Sequence[Deviation], question: str = "structure: ") -> Iterator[Check]:
-    """The checks of the worst deviation of every shard's tensors, in every mode. Their names begin
-    with the question.
+    """The checks of the worst deviation of every shard's tensors, in every mode and capacity. Their
+    names begin with the question.
 
     What a host does has one check for all shards: its code knows no shard."""
     worst: dict[str, Deviation] = {}
     for one in rows:
         what = WAYS[one.way] if one.way else f"{one.tensor} of {one.shard}"
-        name = f"{question}{what} ({one.mode})"
+        name = f"{question}{what} ({one.told})"
         worst[name] = max(worst.get(name, one), one, key=lambda row: row.relative)
     for name, one in worst.items():
         yield at_most(name, one.relative, one.limit)

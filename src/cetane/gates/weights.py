@@ -9,7 +9,7 @@ the same arrays. Two kinds of constants have a rule of their own.
   nearest entry of its palette, and the palettes must resemble their weights too.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
@@ -55,11 +55,16 @@ def wrong_weights(port: Port, weights: Weights) -> Iterator[WrongWeight]:
 
 
 def wrong_constants(port: Port, weights: Weights, shard: str) -> Iterator[WrongWeight]:
-    """The constants of a shard that are not what their format makes of their parameter."""
+    """The constants of a shard that are not what their format makes of their parameter. One that
+    other functions hold otherwise is named with its own."""
     compression = port.planner.recipe.compression
     encoder = encoder_of(weights, compression)
-    for stored in port.constants(shard):
+    every = [*port.constants(shard)]
+    held = Counter(stored.label for stored in every)
+    for stored in every:
         problem = wrong(stored, weights, compression, encoder)
+        if problem and stored.value is not None and held[stored.label] > 1:
+            problem = f"in {stored.function}, {problem}"
         if problem:
             name = stored.constant.weight.name if stored.constant else ""
             yield WrongWeight(shard=shard, label=stored.label, parameter=name, problem=problem)

@@ -6,6 +6,7 @@ import tomli_w
 from pydantic import Field, computed_field
 
 from cetane.checkpoint import Tokenizer
+from cetane.gates.lost import LostNumbers
 from cetane.schema.changes import key_path
 from cetane.schema.plan import Plan
 from cetane.validation import Data
@@ -58,3 +59,10 @@ class Explanation(Data):
     def mends(self) -> bool:
         """Whether the change mends the port: a smaller promise does not."""
         return bool(self.changes) and "quality" not in self.changes
+
+
+def with_lost(found: Explanation, lost: LostNumbers | None) -> Explanation:
+    """The explanation with the op from which infinity or NaN comes, if there is some."""
+    if lost is None:
+        return found
+    return found.model_copy(update={"sentence": f"{found.sentence} {lost.told}"})

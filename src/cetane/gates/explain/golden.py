@@ -12,7 +12,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.files import documentation
 from cetane.gates import metrics
 from cetane.gates.bases import STATED
-from cetane.gates.explain.explanation import Explanation, RefusedPort
+from cetane.gates.explain.explanation import Explanation, RefusedPort, with_lost
 from cetane.gates.explain.graph import wrong_graph
 from cetane.gates.explain.mends import better_weights
 from cetane.gates.explain.weights import other_base, wrong_weights
@@ -44,9 +44,7 @@ def explain(
     if verdict.passed:
         return None
     found = first_cause(port, checkpoint, verdict, adapter)
-    if found is None or verdict.lost is None:
-        return found
-    return found.model_copy(update={"sentence": f"{found.sentence} {verdict.lost.told}"})
+    return None if found is None else with_lost(found, verdict.lost)
 
 
 def first_cause(
@@ -176,7 +174,17 @@ def moved_by_rounding(reference: Reference, tokens: Sequence[int]) -> float:
 def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
     """The explanation of errors that only an ANE's arithmetic makes: of the worst mode that failed
     a check."""
-    worst = min(spoiled("ane", verdict), key=lambda one: one.logit_cosine)
+    worse = spoiled("ane", verdict)
+    lost = next((one for one in worse if not one.finite), None)
+    if lost is not None:
+        return Explanation(
+            cause="fp16 range",
+            where=lost.where,
+            sentence=f"At the end of {lost.capacity or recipe.cache.context} tokens, {lost.where} "
+            f"({lost.mode}) has infinity or NaN in an ANE's arithmetic, and not in fp32: an op "
+            f"inside leaves fp16's range. {REPORT}.",
+        )
+    worst = min(worse, key=lambda one: one.logit_cosine)
     return Explanation(
         cause="attention",
         where=worst.where or f"the {worst.mode} functions",

@@ -111,7 +111,7 @@ def erring(first: Deviation) -> str:
     errs = "has infinity or NaN" if first.lost else f"errs by {first.relative:.2g}"
     return (
         f"On the checkpoint's own weights, {first.tensor} of {first.shard} {errs} after "
-        f"{first.truth} ({first.mode}, {first.probe}, position {first.position})"
+        f"{first.truth} ({first.told}, {first.probe}, position {first.position})"
     )
 
 

@@ -3,7 +3,7 @@
 from cetane.checkpoint import Checkpoint
 from cetane.gates.authored import Authored
 from cetane.gates.bases import STATED
-from cetane.gates.explain.explanation import Explanation
+from cetane.gates.explain.explanation import Explanation, with_lost
 from cetane.gates.explain.graph import first_off, off_limit, wrong_tensor
 from cetane.gates.explain.weights import other_base, other_constant
 from cetane.gates.ladder import LadderResult, climb
@@ -32,4 +32,5 @@ def explain_ladder(verdict: LadderResult, checkpoint: Checkpoint, recipe: Recipe
         return not any(off_limit(row) for _, row in judged)
 
     authored = Authored(Planner(checkpoint, recipe), checkpoint, reference_of(checkpoint))
-    return wrong_tensor(wrong_row, verdict.structure, authored, right, BUILD_AND_DIFF)
+    found = wrong_tensor(wrong_row, verdict.structure, authored, right, BUILD_AND_DIFF)
+    return with_lost(found, verdict.lost)
