@@ -59,6 +59,8 @@ def test_a_sweep_chooses_a_recipe_that_ports(
 def test_a_sweep_for_people(
     cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path, text: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/recipe.toml").write_text("chosen = 'by a sweep of another model'")
     result = cetane(
         "sweep", tiny_checkpoint_folder, "-r", small_file, "--text", text, "-o", tmp_path / "out",
         "--formats", "int4-per-block32", "--budget", "0.000001GB", "-v",
