@@ -67,7 +67,7 @@ def test_a_sweep_for_people(
     )  # fmt: skip
     assert result.code == 1, "nothing is so small"
     assert "int4-per-block32" in result.out
-    assert "no point has at most" in result.out
+    assert "no point has at most" in result.out and "raise --budget" in result.out
     assert "predicted" in result.out
     told = [line for line in result.err.splitlines() if "are read off the ANE (" in line]
     reasons = [line.partition(" with ")[0] for line in told]
