@@ -56,6 +56,8 @@ def test_bench_and_report(cetane: Any, adapted: Any, tmp_path: Path) -> None:
     error = cetane("bench", bundle, "--adapter", "other").error
     assert error == "no adapter 'other'; known: dora, plain"
     assert "--adapter is for drafts" in cetane("bench", bundle, bundle, "--adapter", "dora").error
+    card = cetane("push", bundle, "me/model", "--dry-run").out
+    assert 'cetane run model "Hello" --adapter dora\n' in card
     cetane("report", bundle, "-o", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     for name in ("plain", "dora"):

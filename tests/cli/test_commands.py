@@ -195,6 +195,7 @@ def test_port(
     assert "largest residuals" in cetane(*port, "-v").out
     assert "tokens/s on M4 Max" in again.out
     assert f"next: cetane run {target.name} --chat" in again.out
+    assert f"\nkept {target.name}: " in again.out and "wrote" not in again.out
     assert Bundle(target).digest == bundle.digest
     assert len(lowered) == 3
 

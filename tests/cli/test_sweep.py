@@ -59,13 +59,15 @@ def test_a_sweep_chooses_a_recipe_that_ports(
 def test_a_sweep_for_people(
     cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path, text: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/recipe.toml").write_text("chosen = 'by a sweep of another model'")
     result = cetane(
         "sweep", tiny_checkpoint_folder, "-r", small_file, "--text", text, "-o", tmp_path / "out",
         "--formats", "int4-per-block32", "--budget", "0.000001GB", "-v",
     )  # fmt: skip
     assert result.code == 1, "nothing is so small"
     assert "int4-per-block32" in result.out
-    assert "no point has at most" in result.out
+    assert "no point has at most" in result.out and "raise --budget" in result.out
     assert "predicted" in result.out
     told = [line for line in result.err.splitlines() if "are read off the ANE (" in line]
     reasons = [line.partition(" with ")[0] for line in told]

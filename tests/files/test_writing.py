@@ -27,7 +27,7 @@ def test_errors_of_a_disk_are_told_in_one_way(error: Exception, message: str) ->
         raise error
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.ENOENT])
 def test_who_cannot_write_the_cache_reads_how_to_move_it(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

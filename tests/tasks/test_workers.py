@@ -1,5 +1,6 @@
 """Workers: a lost one costs its task, an error ends no other task, results are checked."""
 
+import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from cetane.errors import CetaneError
 from cetane.store.store import Store
 from cetane.tasks import processes
 from cetane.tasks.processes import Processes
-from cetane.tasks.task import Order, Task, code_version
+from cetane.tasks.task import BESIDE, Order, Task, code_version, data_sha256
 from cetane.tasks.workers import Workers, open_workers, performed
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +123,23 @@ def test_a_worker_with_other_code(store: Store) -> None:
     with pytest.raises(CetaneError, match="has another cetane"):
         order.perform(task("one", partial(work.write, "1")))
     assert code_version() != "another"
+
+
+def test_a_wheel_and_a_checkout_have_one_version(tmp_path: Path) -> None:
+    """A wheel has folders beside the code that a checkout has at its top."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert {f"cetane/{name}" for name in BESIDE} == set(included.values())
+    (tmp_path / "gates").mkdir()
+    (tmp_path / "gates/limits.toml").write_text("top1 = 0.9")
+    checkout = data_sha256(tmp_path)
+    data_sha256.cache_clear()
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/int8.toml").write_text("description = 'one of a wheel'")
+    assert data_sha256(tmp_path) == checkout
+    data_sha256.cache_clear()
+    (tmp_path / "gates/limits.toml").write_text("top1 = 0.8")
+    assert data_sha256(tmp_path) != checkout
 
 
 def test_memory_and_time_keep_tasks_apart() -> None:

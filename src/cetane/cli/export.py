@@ -35,6 +35,7 @@ def export(
             "--layout",
             "--target",
             "--to",
+            metavar="LAYOUT",
             help="contract: packages, their description and a NumPy host; anemll, coreml-llm: the "
             "folder of that app; coreai: Apple's runner; onnx: every function.",
         ),

@@ -171,7 +171,8 @@ def show(result: PortResult, seconds: float, named: bool, fix: bool, verbose: bo
     say_wrapped(f"speed, predicted: {headline(result.forecast)}")
     path = result.bundle.path
     size = sum(record.bytes for record in result.bundle.manifest.files.values())
-    say(f"wrote {path}: {megabytes(size)} in {seconds:.0f} s")
+    done = "kept" if result.kept else "wrote"
+    say(f"{done} {path}: {megabytes(size)} in {seconds:.0f} s")
     if result.passed:
         say_next_run(path)
     elif result.golden.passed:  # only residency is red

@@ -22,7 +22,17 @@ from cetane.cli.options import (
     Verbose,
     Workers,
 )
-from cetane.cli.output import conclude, megabytes, progress, say, say_next, say_wrapped, table, warn
+from cetane.cli.output import (
+    conclude,
+    megabytes,
+    progress,
+    say,
+    say_next,
+    say_wrapped,
+    several,
+    table,
+    warn,
+)
 
 if TYPE_CHECKING:
     from cetane.sweeps.points import Point
@@ -103,7 +113,8 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
     )
     say_wrapped(f"MB of weights and tables; tok/s predicted for {first.predicted.target}")
     if len(shown) < len(known):
-        say(f"{len(known) - len(shown)} more are larger and worse than these; -v lists all")
+        left = several(len(known) - len(shown), "point")
+        say(f"not shown: {left}, larger and worse than these; -v lists all")
     for name, reason in result.refused.items():
         warn(f"left out: {name}: {reason}")
     reasons: dict[tuple[str, str], list[str]] = {}
@@ -123,7 +134,7 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
         smallest = min(point.weight_bytes for point in known) + result.table_bytes
         say_wrapped(
             f"no point has at most {megabytes(result.budget_bytes)}; the smallest has "
-            f"{megabytes(smallest)}"
+            f"{megabytes(smallest)}: raise --budget"
         )
     else:
         say(f"chosen: {result.chosen.name}")

@@ -39,7 +39,9 @@ def train_head(
     vocabulary: Annotated[int, typer.Option(min=1, help="Number of tokens to propose.")] = 8192,
     steps: Annotated[int, typer.Option(min=1, max=16, help="Tokens of a draft.")] = 3,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the whole text.")] = 10,
-    minutes: Annotated[float, typer.Option(min=0, help="The most minutes of training.")] = 30.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="The most minutes, for text and hidden states too.")
+    ] = 30.0,
     batch: Annotated[int, typer.Option(min=1, help="Windows of a step, on each device.")] = 4,
     json: Json = False,
 ) -> None:

@@ -77,8 +77,8 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise CetaneError(f"disk full while writing {path}", hint) from error
         if isinstance(error, OSError) or code is not None:
             reason = os.strerror(code) if code else error
-            other = "choose a folder that you may write to" if code in READ_ONLY else None
-            advice = MOVE_CACHE if in_cache(path) else other
+            which = "a folder that you may write to" if code in READ_ONLY else "another folder"
+            advice = MOVE_CACHE if in_cache(path) else f"choose {which}"
             raise CetaneError(f"cannot write {path}: {reason}", advice) from error
         raise
 

@@ -64,8 +64,8 @@ class Build:
             self.partial.forget(names)
         if made := len(self.partial.noted(names)):
             log.info(
-                "an earlier build left %d of %d parts in %s: %d are still to make",
-                made, len(names), self.partial.root, len(names) - made,
+                "an earlier build left %d of %d parts in %s: this one makes the rest",
+                made, len(names), self.partial.root,
             )  # fmt: skip
         first = {shard_path(shards[0]): shards[0] for shards in self.lowering.kinds().values()}
         later = [name for name in names if name.startswith("shards/") and name not in first]

@@ -63,6 +63,11 @@ class PortResult:
     """Signs of a misread checkpoint."""
 
     @property
+    def kept(self) -> bool:
+        """Whether the bundle was there before, and was only judged again."""
+        return self.bundle is not None and self.ladder is None
+
+    @property
     def gates(self) -> dict[str, Gate]:
         """The outcomes of the gates that ran, by name."""
         named = {"ladder": self.ladder, "residency": self.residency, "golden": self.golden}

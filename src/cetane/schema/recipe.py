@@ -286,9 +286,9 @@ def read_recipe(source: str) -> tuple[dict[str, Any], Path]:
     known = shipped()
     path = Path(source) if source.endswith(".toml") else known.get(source)
     if path is None or not path.is_file():
-        near = guess(source, known)
         raise CetaneError(
-            f"no recipe {source!r}; {near}known: {', '.join(known)}, or a path to a .toml"
+            f"no recipe {source!r}; {guess(source, known)}".rstrip("; "),
+            "cetane recipes lists them; one of your own is the path of a .toml file",
         )
     content = {"name": path.stem} | read_toml(path)
     head = content.get("head")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.files import Progress, claimed, silent
+from cetane.files import Progress, claimed, remove, silent
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.pipeline.request import NUMBER, make_request, read_size
 from cetane.schema.manifest import MANIFEST
-from cetane.schema.recipe import Recipe
+from cetane.schema.recipe import RECIPE, Recipe
 from cetane.sweeps.grid import load_grid, ways_named
 from cetane.sweeps.passage import Passage, text_or_english
 from cetane.sweeps.plot import plot
@@ -176,7 +176,9 @@ def run_sweep(
     progress("done", len(names), len(names))
     pick = best(points, size + sizes.rest)
     files = plot(points, pick, work.folder)
-    if pick is not None:
+    if pick is None:
+        remove(work.folder / RECIPE)  # an earlier sweep's, perhaps of another model
+    else:
         files.append(write_recipe(work, pick))
     return SweepResult(
         work.folder, points, pick, size + sizes.beside, sizes.tables, work.refused, files

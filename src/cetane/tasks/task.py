@@ -16,6 +16,10 @@ from cetane.store.settings import using
 from cetane.store.store import Store
 from cetane.threads import threads
 
+BESIDE = ("docs", "experiments", "recipes")
+"""Folders that a wheel holds beside the code, and a checkout at its top. A task's key has what it
+takes of a recipe."""
+
 BASE_MEMORY = 1_500_000_000
 """Bytes of a process without weights: torch, and either coremltools and a small graph, or the
 results on a text."""
@@ -53,9 +57,10 @@ def code_version() -> str:
 
 @cache
 def data_sha256(root: Path) -> str:
-    """The hash of tables and templates beside the code."""
+    """The hash of tables and templates beside the code, the same of a wheel and of a checkout."""
     tables = (path for kind in ("toml", "txt", "csv", "j2") for path in root.rglob(f"*.{kind}"))
-    return json_sha256({path.relative_to(root).as_posix(): sha256(path) for path in tables})
+    own = (path for path in tables if path.relative_to(root).parts[0] not in BESIDE)
+    return json_sha256({path.relative_to(root).as_posix(): sha256(path) for path in own})
 
 
 def task_key(*parts: object) -> str:

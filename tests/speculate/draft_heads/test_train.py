@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.speculate.lessons import KINDS, counting, untrained
 from torch import Tensor
 
+from cetane.errors import CetaneError
 from cetane.speculate.draft_heads.train import devices, train
 from cetane.speculate.draft_heads.windows import Windows
 
@@ -68,6 +69,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert found.returncode == 0, found.stderr[-4000:]
     return out
+
+
+@pytest.mark.parametrize("minutes", [0.0, -9.0])
+def test_a_head_without_a_minute_of_training_is_refused(minutes: float) -> None:
+    """Text and hidden states may take all minutes: what comes then guesses as if untrained."""
+    with pytest.raises(CetaneError, match="none is left to train"):
+        trained("medusa", 2, BATCH, minutes=minutes)
 
 
 @pytest.mark.parametrize("what", [*KINDS, "clock"])

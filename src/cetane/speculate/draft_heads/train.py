@@ -126,7 +126,15 @@ def train(
     All processes have the same windows. In a step, each process learns from `batch` windows of its
     own. All apply the mean of their gradients, as one process with all these windows would. If the
     last windows do not divide evenly, some count twice.
+
+    CetaneError if no minutes are left: a draft head of no training would only cost time.
     """
+    (minutes,) = broadcast_object_list([minutes])
+    if minutes <= 0:
+        raise CetaneError(
+            "text and hidden states took all minutes, so none is left to train",
+            "give more --minutes, or less text with --tokens; conversations are kept",
+        )
     scale = feature_magnitudes(windows) if isinstance(draft_head, Eagle3) else torch.ones(())
     lesson = accelerator.prepare(DraftHeadLoss(draft_head, scale))
     trained = [p for p in draft_head.parameters() if p.requires_grad]

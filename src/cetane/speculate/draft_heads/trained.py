@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,10 @@ def match_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) 
     draft_head, plan = deepcopy(trained.draft_head), bundle.plan
     config, reads = draft_head.config, tapped_blocks(plan)
     if config.hidden != plan.hidden or int(draft_head.vocabulary[-1]) >= plan.vocab:
-        raise CetaneError(f"{trained.path}: the draft head of another model than {bundle.path}")
+        raise CetaneError(
+            f"{trained.path}: the draft head of another model than {bundle.path}",
+            f"cetane train-head {quote(str(bundle.path))} {config.kind} trains one for it",
+        )
     if len(config.depths) != TAPS or any(config.depths[n] != reads[n] for n in config.taps):
         raise CetaneError(
             f"{trained.path}: the draft head reads {', '.join(config.depths) or 'unknown layers'}, "
