@@ -156,7 +156,7 @@ def declare(experiment: Experiment, setting: Setting) -> Intent:
     )
 
 
-def measures(experiment: Experiment) -> list[str]:
+def measure_names(experiment: Experiment) -> list[str]:
     """The names of an experiment's measures. Raises CetaneError if one is not known."""
     names = list(dict.fromkeys(METRICS[metric].measure for metric in experiment.metrics))
     for name in names:
@@ -174,7 +174,7 @@ def registered() -> Mapping[str, Measure]:
 
 def observe(experiment: Experiment, setting: Setting, progress: Progress) -> Iterator[ArmOutcomes]:
     """Build both sides and take each measure once."""
-    names = measures(experiment)
+    names = measure_names(experiment)
     sides = Sides(experiment, setting, progress)
     for done, name in enumerate(names):
         progress(name, done, len(names))
