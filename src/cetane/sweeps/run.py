@@ -174,10 +174,10 @@ def run_sweep(
         found += [work.mix(mix) for mix in mixes]
     points = [point for point in found if point is not None]
     progress("done", len(names), len(names))
-    pick = best(points, size + sizes.rest)
-    files = plot(points, pick, work.folder)
-    if pick is not None:
-        files.append(write_recipe(work, pick))
+    chosen = best(points, size + sizes.rest)
+    files = plot(points, chosen, work.folder)
+    if chosen is not None:
+        files.append(write_recipe(work, chosen))
     return SweepResult(
-        work.folder, points, pick, size + sizes.beside, sizes.tables, work.refused, files
+        work.folder, points, chosen, size + sizes.beside, sizes.tables, work.refused, files
     )
