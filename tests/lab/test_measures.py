@@ -211,3 +211,16 @@ def test_pass_keys_count_where_the_plain_model_finds_them(monkeypatch: pytest.Mo
     assert {figure.n for figure in found.values()} == {2}
     assert found["candidate"].note == "2 of 4 found in texts of 64 tokens, plain 2"
     assert seen[1:] == [SeenByHeads({0: (1,)}, 4, 32)]
+
+
+def test_a_package_of_another_context_is_a_mismatch(
+    bench: Callable[..., Sides], tiny_bundle: Callable[..., Bundle]
+) -> None:
+    both = bench()
+    both.workload.setting.folder.mkdir()
+    both.candidate.made = tiny_bundle(layout={"kind": "single"}, context=96)
+    found = take(both, "masks")
+    assert found["baseline"].figures["mask_mismatches"].value == 0
+    assert not found["baseline"].texts
+    assert found["candidate"].figures["mask_mismatches"].value
+    assert "mask" in found["candidate"].texts["masks"]
