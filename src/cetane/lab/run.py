@@ -18,11 +18,10 @@ from cetane.lab.journal import (
     Journal,
     Outcome,
     Run,
-    machine,
     now,
     value_of,
-    versions,
 )
+from cetane.lab.machine import machine, versions
 from cetane.lab.metrics import METRICS
 from cetane.lab.sides import MEASURES, Findings, Measure, Sides
 from cetane.lab.workload import Setting
