@@ -83,10 +83,10 @@ class BoundBody:
 def bind(function: MilFunction, precision: Precision, decoded: Decoded) -> BoundBody:
     """Bind every op of a function.
 
-    All precisions but "fp32" keep fp16 results to float16 values; "ane" has its own products
-    of computed matrices. `decoded` holds the weights of functions that were bound before; this
-    function's are added.
-    Raises CetaneError for ops without an implementation, and for constants that cannot be decoded.
+    All precisions but "fp32" keep fp16 results to float16 values; "ane" has its own products of
+    computed matrices. `decoded` holds the weights of functions that were bound before; this
+    function's are added. Raises CetaneError for ops without an implementation, and for constants
+    that cannot be decoded.
     """
     require_ops(function)
     ops = dict(OPS)

@@ -2,8 +2,7 @@
 
 A folder holds functions that share weights, which are mapped into memory (`weights.bin`). The
 functions are tapes (`tapes.bin`), or stages: graphs of onnxruntime (`0.onnx`, ...) and attentions.
-`index.json` lists them,
-with its hash beside it: a wrong size in it could end the process.
+`index.json` lists them, with its hash beside it: a wrong size in it could end the process.
 """
 
 from __future__ import annotations
