@@ -54,7 +54,7 @@ def scores_of(rows: int, keys: int) -> Maker:
             for row in range(rows):
                 place = builder.add(loop.k, builder.mul(x_stride, emit.number(row)))
                 place = emit.pointer(builder, builder.add(x, builder.mul(place, four)), F32)
-                query = emit.alike(builder, builder.load(place, align=4))
+                query = emit.repeated(builder, builder.load(place, align=4))
                 totals += [
                     emit.multiply_add(builder, query, part, loop.values[count * row + number])
                     for number, part in enumerate(parts)

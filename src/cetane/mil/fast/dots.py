@@ -140,7 +140,7 @@ def dots_of(form: WeightForm, tokens: int) -> Maker:
                 for t in range(tokens):
                     at = builder.add(inputs_at[t], builder.shl(loop.k, emit.number(1)))
                     at = builder.add(at, emit.number(8 * vector))
-                    words = _everywhere(
+                    words = _repeated_words(
                         builder, builder.load(emit.pointer(builder, at, I64), align=8)
                     )
                     for half in range(2):
@@ -152,7 +152,7 @@ def dots_of(form: WeightForm, tokens: int) -> Maker:
             sums = []
             for t in range(tokens):
                 address = emit.pointer(builder, builder.add(scales_at[t], offset), F32)
-                scale = emit.alike(builder, builder.load(address, align=4))
+                scale = emit.repeated(builder, builder.load(address, align=4))
                 for half in range(2):
                     number = 2 * t + half
                     factor = builder.fmul(scale, factors[half]) if factors else scale
@@ -176,7 +176,7 @@ def dots_of(form: WeightForm, tokens: int) -> Maker:
     return dots
 
 
-def _everywhere(builder: ir.IRBuilder, four: ir.Value) -> ir.Value:
+def _repeated_words(builder: ir.IRBuilder, four: ir.Value) -> ir.Value:
     """A vector that repeats the same four words."""
     wide = ir.VectorType(I64, TILE // 2)
     nothing = ir.Constant(wide, ir.Undefined)
@@ -225,7 +225,7 @@ def round_row(typing: Any, x: Any, rounded: Any, scales: Any, columns: Any) -> A
         bound = builder.call(largest, [larger])
         some = builder.fcmp_ordered(">", bound, ir.Constant(F32, 2.0**-100))
         factor = builder.fdiv(ir.Constant(F32, float(MOST)), bound)
-        every = emit.alike(builder, builder.select(some, factor, ir.Constant(F32, 0.0)))
+        every = emit.repeated(builder, builder.select(some, factor, ir.Constant(F32, 0.0)))
         for number, half in enumerate(halves):
             whole = builder.fptosi(builder.call(nearest, [builder.fmul(half, every)]), INTS)
             narrow = builder.trunc(whole, ir.VectorType(I16, TILE))
