@@ -1,6 +1,6 @@
 """An encoded instruction as the compiled loop reads it: columns, addresses, lines of floats.
 
-`code.encoded` writes the columns.
+`assembly.encoded` writes the columns.
 """
 
 import numpy as np

@@ -14,7 +14,7 @@ from cetane.mil.fast.dots import TILE
 from cetane.mil.fast.exact_attention import attend_exactly
 from cetane.mil.fast.forms import ROWS
 from cetane.mil.fast.intrinsics import count_up, counted, pointer
-from cetane.mil.fast.tape.code import FIRST, NUMBERS, RUNS_AT, WEIGHTS, WIDTH, Opcode, Tape
+from cetane.mil.fast.tape.code import NUMBERS, WIDTH, Opcode, Tape
 from cetane.mil.fast.tape.encoded import (
     KIND,
     OPCODE,
@@ -29,6 +29,7 @@ from cetane.mil.fast.tape.encoded import (
 )
 from cetane.mil.fast.tape.lines import over_lines
 from cetane.mil.fast.tape.moves import find_runs, pick, update, widen
+from cetane.mil.fast.tape.place import FIRST, RUNS_AT, WEIGHTS
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.quick_attention import attend_quickly
 from cetane.mil.fast.tape.rounded import multiply_rounded, rounds
