@@ -99,7 +99,7 @@ def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     - the numbers of tokens, of columns and of rows: columns and rows are padded;
     - the floats from a token to the next in the results and in the inputs, and the bytes of a row
       of weights;
-    - the byte offsets of `weights.Rows.data`, `scale`, `tables` and `palette_ids`.
+    - the byte offsets of `weights.WeightRows.data`, `scale`, `tables` and `palette_ids`.
     """
     p, base = row[PARAMETERS:], bases[WEIGHTS]
     tokens, columns, rows = p[0], p[1], p[2]
