@@ -36,7 +36,6 @@ from cetane.mil.validate import check_program
 MOST_OPS = 500_000
 """The most ops and nested bodies of a function. Functions of ports have some 2,000."""
 
-# Codes of MIL's DataType enumeration.
 _DTYPES = {
     1: "bool",
     2: "string",
@@ -57,6 +56,7 @@ _DTYPES = {
     38: "uint6",
     39: "uint3",
 }
+"""Dtypes by the codes of MIL's DataType enumeration."""
 
 
 def load(path: str | Path) -> Program:

@@ -19,10 +19,10 @@ from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op
 from cetane.mil.shapes import KnownOp, Shape, result_shapes
 
-# Constants with more elements stay out of the graph.
 _LITERAL_ELEMENTS = 64
-# The translator itself translates these; `fusion` makes a view of a part of an input.
+"""The most elements of a constant that lies in the graph itself."""
 _OWN = ("read_state", "write_state", VIEW)
+"""The translator itself translates these; `fusion` makes a view of a part of an input."""
 
 
 def unsupported(function: MilFunction) -> list[str]:
