@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from cetane.bundle import Bundle
 from cetane.families import Model, author
-from cetane.lab.workload import zaya_tiny
+from cetane.lab.models import zaya_tiny
 from common import WORK, arguments, report
 from zaya_full_build import build
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.families import author
-from cetane.lab.workload import zaya_tiny
+from cetane.lab.models import zaya_tiny
 from cetane.lower.lower import Lowering
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe

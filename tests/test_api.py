@@ -15,7 +15,7 @@ import pytest
 import cetane
 from cetane.bundle import Bundle
 from cetane.engine.sampling import Sampler
-from cetane.lab.workload import zaya_tiny
+from cetane.lab.models import zaya_tiny
 from cetane.tasks.workers import Workers
 
 MODULES = ("audit", "diff", "language_model", "plan", "port", "validate")

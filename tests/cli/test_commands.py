@@ -26,7 +26,7 @@ from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
 from cetane.hardware.chips import ChipFigure, find_chip
-from cetane.lab.workload import zaya_tiny
+from cetane.lab.models import zaya_tiny
 from cetane.planner import Encoder
 
 from .conftest import Cetane
@@ -365,7 +365,7 @@ def test_demo(
 ) -> None:
     """From a checkpoint that needs no hub to text; a red gate ends it."""
     monkeypatch.setitem(DEMOS, "zaya-tiny", Demo(str(small_file), "Fuel", 8))
-    monkeypatch.setattr("cetane.lab.workload.zaya_tiny", lambda: tiny_checkpoint_folder)
+    monkeypatch.setattr("cetane.lab.models.zaya_tiny", lambda: tiny_checkpoint_folder)
     monkeypatch.chdir(tmp_path)
     found = cetane("demo", "--model", "zaya-tiny")
     assert found.code == 0

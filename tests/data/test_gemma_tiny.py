@@ -7,7 +7,7 @@ import transformers
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
-from cetane.lab.workload import gemma_tiny
+from cetane.lab.models import gemma_tiny
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
 

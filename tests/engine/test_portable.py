@@ -20,7 +20,7 @@ from cetane.engine.portable import CompiledProgram, PortableBackend, ReferencePr
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.files import silent
-from cetane.lab.workload import gemma_tiny
+from cetane.lab.models import gemma_tiny
 from cetane.pipeline.build import build
 from cetane.schema.recipe import parse_recipe
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from cetane.errors import CetaneError
-from cetane.lab.experiment import Limit, Workload, changed, parse_experiment
+from cetane.lab.experiment import Limit, Workload, parse_experiment, recipe_with
 from cetane.lab.library import (
     Lab,
     load_experiment,
@@ -120,12 +120,12 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_changes_replace_fields_and_no_more() -> None:
-    plain = changed("zaya-int8")
-    other = changed("zaya-int8", {"compression": {"types": {}}}, {"cache": {"context": 256}})
+    plain = recipe_with("zaya-int8")
+    other = recipe_with("zaya-int8", {"compression": {"types": {}}}, {"cache": {"context": 256}})
     assert other.compression.types == {} and plain.compression.types != {}
     assert other.compression.default == plain.compression.default
     assert other.cache.context == 256 and other.cache.contract == plain.cache.contract
-    assert changed("zaya-int8") == plain
+    assert recipe_with("zaya-int8") == plain
 
 
 def test_the_hash_is_of_what_decides() -> None:

@@ -21,10 +21,9 @@ from cetane.lab.journal import (
     Outcome,
     Run,
     Verdict,
-    machine,
     now,
-    versions,
 )
+from cetane.lab.machine import machine, versions
 
 
 def intent(run: str = "r1", experiment: str = "wfa") -> Intent:

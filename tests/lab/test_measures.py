@@ -1,6 +1,7 @@
 """What measures say of a tiny bundle, against what is known of it otherwise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
@@ -10,10 +11,12 @@ import pytest
 from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_head
 
 from cetane.bundle import Bundle
+from cetane.checkpoint import SeenByHeads
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import find_chip
 from cetane.lab.experiment import Experiment, parse_experiment
+from cetane.lab.measures import attention
 from cetane.lab.metrics import METRICS
 from cetane.lab.sides import MEASURES, Findings, Sides
 from cetane.lab.workload import Setting
@@ -176,3 +179,48 @@ def test_a_missing_verifier_has_no_figure(
     assert all(
         figure.value is None and "no verifying" in figure.note for figure in figures.values()
     )
+
+
+def test_pass_keys_count_where_the_plain_model_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four texts: the plain model finds two keys; heads that stream find one of these."""
+    seen: list[Any] = []
+    answers = {True: [True, False, True, False], False: [True, True, False, False]}
+
+    @contextmanager
+    def attending(_: Any, function: Any) -> Iterator[None]:
+        seen.append(function.seen)
+        yield
+
+    monkeypatch.setattr(attention, "attending", attending)
+    monkeypatch.setattr(attention, "haystack", lambda _: [])
+    monkeypatch.setattr(attention, "hide", lambda tokenizer, hay, tokens, seed: seed)
+    monkeypatch.setattr(attention, "Reference", lambda _: SimpleNamespace(model=None))
+    monkeypatch.setattr(attention, "found", lambda _, text: [answers[not seen[-1].full][text]])
+    streaming = SimpleNamespace(kept=lambda: {0: (1,)}, sinks=4, window=32)
+    sides: Any = SimpleNamespace(
+        workload=SimpleNamespace(
+            checkpoint=SimpleNamespace(tokenizer=None), spec=SimpleNamespace(tokens=64)
+        ),
+        by_arm={
+            name: SimpleNamespace(recipe=SimpleNamespace(cache=SimpleNamespace(streaming=chosen)))
+            for name, chosen in (("baseline", None), ("candidate", streaming))
+        },
+    )
+    found = {name: arm.figures["pass_keys"] for name, arm in attention.pass_keys(sides).items()}
+    assert (found["baseline"].value, found["candidate"].value) == (1, 0.5)
+    assert {figure.n for figure in found.values()} == {2}
+    assert found["candidate"].note == "2 of 4 found in texts of 64 tokens, plain 2"
+    assert seen[1:] == [SeenByHeads({0: (1,)}, 4, 32)]
+
+
+def test_a_package_of_another_context_is_a_mismatch(
+    bench: Callable[..., Sides], tiny_bundle: Callable[..., Bundle]
+) -> None:
+    both = bench()
+    both.workload.setting.folder.mkdir()
+    both.candidate.made = tiny_bundle(layout={"kind": "single"}, context=96)
+    found = take(both, "masks")
+    assert found["baseline"].figures["mask_mismatches"].value == 0
+    assert not found["baseline"].texts
+    assert found["candidate"].figures["mask_mismatches"].value
+    assert "mask" in found["candidate"].texts["masks"]

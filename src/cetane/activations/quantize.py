@@ -161,9 +161,9 @@ def check_calibratable(plan: Plan, path: Path) -> None:
 def copy_all_but_shards(bundle: Bundle, folder: Path) -> None:
     """Copy the other files that the bundle's manifest lists: no gates' results, no draft heads,
     which read another bundle's hidden states, and nothing of the hub."""
-    shards = tuple(f"{shard_path(name)}/" for name in bundle.plan.by_name)
+    packages = bundle.manifest.package_files
     for name in bundle.manifest.files:
-        if not name.startswith(shards):
+        if name not in packages:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(bundle.file(name), folder / name)
 

@@ -117,7 +117,7 @@ def kernels_beside() -> Iterator[None]:
 
 def choose(model: str | None) -> tuple[str, Path]:
     """The name of a demo, and the path of its checkpoint."""
-    from cetane.lab.workload import fetch_smollm2, smollm2, zaya_tiny
+    from cetane.lab.models import fetch_smollm2, smollm2, zaya_tiny
 
     if model is not None and model not in DEMOS:
         from cetane.validation import guess

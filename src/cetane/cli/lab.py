@@ -8,7 +8,7 @@ import typer
 from cetane.cli.app import Command, paragraphs
 from cetane.cli.crew import crew
 from cetane.cli.lab_folder import USUAL_FOLDER, FolderOption, lab_option, open_lab, other_folder
-from cetane.cli.lab_runs import refuse_unused, run_all, settled_outcome
+from cetane.cli.lab_runs import chosen_experiments, held_outcomes, refuse_unused, run_all
 from cetane.cli.options import Json, Scheduler, StoreUrl, Workers, parse_named
 from cetane.cli.output import print_json, say, say_next, show_warnings, table
 from cetane.errors import CetaneError
@@ -190,15 +190,10 @@ def run(
     known = parse_named("--where", "NAME=PATH", "gemma3=models/gemma3", models)
     opened = open_lab(lab, new=True)
     setting = Setting(work, {name: Path(path) for name, path in known.items()})
-    chosen = [opened.find(name) for name in names or ()]
-    chosen = chosen or [one for one in opened.own().values() if one.runnable]
+    chosen = chosen_experiments(opened, names or ())
     refuse_unused(setting, chosen)
     share_threads()
-    held = {
-        one.id: outcome
-        for one in (chosen if every and not again else [])
-        if (outcome := settled_outcome(opened, one, setting)) is not None
-    }
+    held = held_outcomes(opened, chosen, setting) if every and not again else {}
     if held and not json:
         kept = ", ".join(f"{name} ({outcome.status})" for name, outcome in held.items())
         say(f"not run, since the last run still holds: {kept}; --again runs all")

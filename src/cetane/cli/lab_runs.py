@@ -1,6 +1,6 @@
 """Runs of experiments, as `cetane lab run` asks for them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cetane.cli.output import progress
@@ -44,9 +44,18 @@ def run_all(
             yield known[outcome.experiment], outcome
 
 
-def settled_outcome(lab: "Lab", experiment: "Experiment", setting: "Setting") -> "Outcome | None":
-    """The outcome of the last run, if another run would give the same; else None."""
+def chosen_experiments(lab: "Lab", names: Sequence[str]) -> "list[Experiment]":
+    """The experiments of these ids; without ids, all of the lab's own that can run."""
+    chosen = [lab.find(name) for name in names]
+    return chosen or [one for one in lab.own().values() if one.runnable]
+
+
+def held_outcomes(
+    lab: "Lab", experiments: "list[Experiment]", setting: "Setting"
+) -> "dict[str, Outcome]":
+    """The outcomes of last runs, by the experiment's id, where another run would give the same."""
     from cetane.lab.run import settled
 
-    held = settled(experiment, setting, lab.journal.runs().get(experiment.id, []))
-    return None if held is None else held.outcome
+    runs = lab.journal.runs()
+    last = {one.id: settled(one, setting, runs.get(one.id, [])) for one in experiments}
+    return {name: run.outcome for name, run in last.items() if run is not None and run.outcome}

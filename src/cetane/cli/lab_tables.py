@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.markup import escape
 
 from cetane.cli.output import console, facts, table, verdict, warn
-from cetane.lab.document import cell, changed, extras
+from cetane.lab.document import cell, change_texts, extras
 from cetane.lab.entry import Entry
-from cetane.lab.experiment import ARMS, Experiment
+from cetane.lab.experiment import ARMS, ArmName, Experiment
 from cetane.lab.journal import Intent, Outcome, Verdict
 
 
@@ -48,12 +48,12 @@ def show_entry(entry: Entry) -> None:
     )
 
 
-def recipe_of(experiment: Experiment, name: str) -> str:
+def recipe_of(experiment: Experiment, name: ArmName) -> str:
     """An arm's recipe, and all that differs from it."""
-    arm = experiment.arm("baseline" if name == "baseline" else "candidate")
-    changes = list(changed(arm.changes))
+    arm = experiment.arm(name)
+    changes = list(change_texts(arm.changes))
     told = [arm.recipe + (f" with {', '.join(changes)}" if changes else "")]
-    if scaled := list(changed(arm.scaled)):
+    if scaled := list(change_texts(arm.scaled)):
         told.append(f"scaled to {', '.join(scaled)}")
     return "; ".join([*told, *extras(arm)])
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cetane.cli.lab_folder import USUAL_FOLDER, FolderOption, lab_option, open_lab
 from cetane.cli.options import Checkpoint, Json, MeasuredChip
 from cetane.cli.output import finite, print_json, progress, say, say_next
 from cetane.errors import CetaneError
@@ -13,9 +14,6 @@ from cetane.errors import CetaneError
 if TYPE_CHECKING:
     from cetane.lab.entry import ExperimentReport
     from cetane.report.content.page import BundleReport
-
-ID = re.compile(r"[a-z0-9][a-z0-9-]*")
-"""An experiment's id."""
 
 
 def report(
@@ -30,9 +28,7 @@ def report(
     bench: Annotated[
         Path | None, typer.Option(help="The output of cetane bench --json, for drafts.")
     ] = None,
-    lab: Annotated[Path, typer.Option("--lab", help="The folder of your experiments.")] = Path(
-        "experiments"
-    ),
+    lab: FolderOption = USUAL_FOLDER,
     chip: MeasuredChip = None,
     model: Checkpoint = None,
     json: Json = False,
@@ -75,10 +71,10 @@ def collect(
     model: str | None,
 ) -> "BundleReport | ExperimentReport":
     """The content of a page about a bundle, or about an experiment."""
-    from cetane.cli.lab_folder import lab_option, open_lab
     from cetane.lab.entry import experiment_report
+    from cetane.lab.experiment import ID
 
-    if Path(subject).exists() or not ID.fullmatch(subject):
+    if Path(subject).exists() or not re.fullmatch(ID, subject):
         return about_bundle(Path(subject), sweep, bench, chip, model)
     known = open_lab(lab)
     try:

@@ -81,8 +81,8 @@ def sweep(
     """Judge many compressions of a model, and choose one.
 
     It judges them on a text, and builds none. It writes the points, a plot, and the chosen point as
-    a recipe. After an interruption, run it
-    again: it keeps its results. Exit code 1 where every point is larger than the budget.
+    a recipe. After an interruption, run it again: it keeps its results. Exit code 1 where every
+    point is larger than the budget.
     """
     from cetane.gates.residency.target import DEFAULT_OS
     from cetane.hardware.chips import DEFAULT_CHIP

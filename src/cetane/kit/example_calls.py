@@ -91,8 +91,8 @@ def function_calls(bundle: Bundle) -> dict[tuple[str, str], ExampleCall]:
     every mode, with every adapter and without.
 
     No call reaches some functions, such as an expert that no token chose. Such a function gets the
-    inputs of another one with the same signature, and no expected outputs. Without such a twin, it
-    is left out.
+    inputs of another one whose inputs have the same names and shapes, and no expected outputs.
+    Without such a twin, it is left out.
     """
     plan = bundle.plan
     recorder = ExampleRecorder(PortableBackend(bundle, "fp32"), plan)
@@ -104,9 +104,9 @@ def function_calls(bundle: Bundle) -> dict[tuple[str, str], ExampleCall]:
                 tokens = text_tokens(bundle.tokenizer, described.tokens)
                 for wanted in ("all", "none"):
                     feed(engine, mode, tokens, wanted, adapter)
-    signatures = {signature(plan, key): call for key, call in recorder.calls.items()}
+    by_shapes = {input_shapes(plan, key): call for key, call in recorder.calls.items()}
     for key in plan.functions:
-        twin = signatures.get(signature(plan, key))
+        twin = by_shapes.get(input_shapes(plan, key))
         if key not in recorder.calls and twin is not None:
             recorder.calls[key] = ExampleCall(twin.inputs, {}, twin.zeros)
     return recorder.calls
@@ -120,6 +120,6 @@ def feed(
     engine.run([(session, session.prepare(tokens, wanted))], last=True)
 
 
-def signature(plan: Plan, key: tuple[str, str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def input_shapes(plan: Plan, key: tuple[str, str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The names and shapes of a function's inputs."""
     return tuple((item.name, item.shape) for item in plan.functions[key].inputs)

@@ -41,7 +41,7 @@ class KitProbe(Data):
     """Calls, one after the other, from the start of a sequence.
 
     With `every`, every token's logits are judged, else those of each call's last token. `prompt`
-    are the calls before those of the last part.
+    is the number of calls before those of the last part.
     """
 
     name: str

@@ -15,7 +15,7 @@ from cetane.kit.example_calls import ExampleCall, function_calls
 from cetane.kit.expectation import GATE, expectation
 from cetane.kit.measurements import Label
 from cetane.kit.probes import ExpectedProbe, expected_probes
-from cetane.schema.manifest import rotary_path, shard_path, table_path
+from cetane.schema.manifest import rotary_path, table_path
 from cetane.schema.plan import Plan
 
 KIT = "kit.json"
@@ -64,8 +64,8 @@ def bundle_files(bundle: Bundle) -> list[str]:
     tables = [rotary_path(name) for name in plan.rotary]
     for name, table in plan.tables.items():
         tables += [table_path(name, part) for part in row_format.stored(table)]
-    packages = tuple(f"{shard_path(shard.name)}/" for shard in plan.shards)
-    return [name for name in bundle.manifest.files if name.startswith(packages) or name in tables]
+    wanted = {*bundle.manifest.package_files, *tables}
+    return [name for name in bundle.manifest.files if name in wanted]
 
 
 def write_bundle(bundle: Bundle, folder: Path) -> dict[str, Any]:

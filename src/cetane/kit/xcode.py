@@ -22,6 +22,8 @@ LARGEST = 1 << 28
 REPORT = "report.json"
 UNITS = {0: "CPU_ONLY", 1: "CPU_AND_GPU", 2: "ALL", 3: "CPU_AND_NE"}
 """Core ML's compute units by their numbers in a report."""
+DEVICES: dict[str, Device] = {"neuralengine": "ANE", "cpu": "CPU", "gpu": "GPU"}
+"""The devices by words of a report, in small letters."""
 
 
 class Loose(BaseModel):
@@ -129,15 +131,10 @@ def read_report(folder: Path) -> PackageReport:
 def reported(op: XcodeOperation) -> MeasuredOp:
     """An operation of a report. Its device is a word, or an object with one key."""
     said = op.deviceUsage.preferred.deviceType if op.deviceUsage else ""
-    text = said if isinstance(said, str) else " ".join(said)
-    device: Device | None = None
-    for word, named in (("neuralEngine", "ANE"), ("cpu", "CPU"), ("gpu", "GPU")):
-        if word.lower() in text.lower():
-            device = named  # type: ignore[assignment]
-            break
+    text = (said if isinstance(said, str) else " ".join(said)).lower()
     return MeasuredOp(
         output=op.outputs[0].name if op.outputs else "",
         kind=op.operatorName.rpartition(".")[2][:100],
-        device=device,
+        device=next((device for word, device in DEVICES.items() if word in text), None),
         cost=op.cost.weight if op.cost else None,
     )

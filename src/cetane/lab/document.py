@@ -34,7 +34,7 @@ def environment() -> Environment:
     """The templates, with their filters."""
     filters = {
         "cell": cell,
-        "changed": changed,
+        "change_texts": change_texts,
         "extras": extras,
         "in_cell": in_cell,
         "line": line,
@@ -72,11 +72,11 @@ def texts(reported: Iterable[ArmTexts], arm: ArmName) -> list[tuple[str, str]]:
     return [(name, text) for name, text in mine if name not in answers[ANSWERS:]]
 
 
-def changed(tables: dict[str, object], inside: str = "") -> Iterator[str]:
+def change_texts(tables: dict[str, object], inside: str = "") -> Iterator[str]:
     """The changes of a recipe, one by one, nearly in TOML's form; `inside` a table."""
     for key, value in tables.items():
         if isinstance(value, dict):
-            yield from changed(value, f"{inside}{key}.")
+            yield from change_texts(value, f"{inside}{key}.")
         else:
             yield f"{inside}{key} = {shown(value)}"
 

@@ -124,11 +124,11 @@ class Arm(NamesFile):
 
     def recipe_here(self) -> Recipe:
         """The recipe of the bundle that is built."""
-        return changed(self.source, self.changes, self.scaled)
+        return recipe_with(self.source, self.changes, self.scaled)
 
     def recipe_there(self) -> Recipe:
         """The recipe of the model whose speed is predicted."""
-        return changed(self.source, self.changes)
+        return recipe_with(self.source, self.changes)
 
     @property
     def source(self) -> str:
@@ -136,7 +136,7 @@ class Arm(NamesFile):
         return str(self._folder / self.recipe) if self.recipe.endswith(".toml") else self.recipe
 
 
-def changed(source: str, *changes: dict[str, Any]) -> Recipe:
+def recipe_with(source: str, *changes: dict[str, Any]) -> Recipe:
     """A recipe with some fields replaced. A CetaneError names an unknown field."""
     recipe = load_recipe(source)
     for tables in changes:

@@ -6,8 +6,6 @@ after any end. `cetane.ledger` tells how it survives a power loss.
 
 import datetime
 import math
-import os
-import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +24,8 @@ from cetane.lab.experiment import (
     within,
 )
 from cetane.ledger import Ledger
-from cetane.measuring.machine import installed
-from cetane.tasks.processes import installed_memory
 from cetane.validation import Data, Drawn
 
-PACKAGES = ("cetane", "torch", "coremltools", "transformers", "onnxruntime", "numpy")
 Ended = Literal["passed", "failed", "error", "interrupted"]
 HINT = (
     "restore that line from a copy, or upgrade cetane if a newer one wrote it; only a broken last "
@@ -253,30 +248,6 @@ class Journal:
 def now() -> str:
     """The current time in the journal's form."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def machine() -> dict[str, str | int]:
-    """The machine of a measurement."""
-    return {
-        "system": platform.platform(),
-        "machine": platform.machine(),
-        "processor": processor(),
-        "cores": os.cpu_count() or 0,
-        "memory_bytes": installed_memory(),
-    }
-
-
-def processor() -> str:
-    """The processor's name, on Linux from a file."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def versions() -> dict[str, str]:
-    """The versions of packages that can change a figure."""
-    return {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES}
 
 
 def as_dict(event: Intent | Outcome | Verdict) -> dict[str, Any]:

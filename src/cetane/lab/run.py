@@ -18,11 +18,10 @@ from cetane.lab.journal import (
     Journal,
     Outcome,
     Run,
-    machine,
     now,
     value_of,
-    versions,
 )
+from cetane.lab.machine import machine, versions
 from cetane.lab.metrics import METRICS
 from cetane.lab.sides import MEASURES, Findings, Measure, Sides
 from cetane.lab.workload import Setting
@@ -156,7 +155,7 @@ def declare(experiment: Experiment, setting: Setting) -> Intent:
     )
 
 
-def measures(experiment: Experiment) -> list[str]:
+def measure_names(experiment: Experiment) -> list[str]:
     """The names of an experiment's measures. Raises CetaneError if one is not known."""
     names = list(dict.fromkeys(METRICS[metric].measure for metric in experiment.metrics))
     for name in names:
@@ -174,7 +173,7 @@ def registered() -> Mapping[str, Measure]:
 
 def observe(experiment: Experiment, setting: Setting, progress: Progress) -> Iterator[ArmOutcomes]:
     """Build both sides and take each measure once."""
-    names = measures(experiment)
+    names = measure_names(experiment)
     sides = Sides(experiment, setting, progress)
     for done, name in enumerate(names):
         progress(name, done, len(names))

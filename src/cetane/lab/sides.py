@@ -65,7 +65,7 @@ class Side:
 
     def __init__(self, name: ArmName, arm: Arm, workload: OpenWorkload, progress: Progress) -> None:
         self.name, self.arm, self.workload, self.progress = name, arm, workload, progress
-        self.recipe = self.narrowed(scaled(arm.recipe_here(), workload.spec.context))
+        self.recipe = self.narrowed(with_context(arm.recipe_here(), workload.spec.context))
         check_room(name, self.recipe, workload.spec.new_tokens)
         self.key = build_key(self.checkpoint, self.recipe)
         self.made: Bundle | None = None
@@ -124,8 +124,8 @@ class Side:
         return override(recipe, {"head.subset": subset})
 
 
-def scaled(recipe: Recipe, context: int | None) -> Recipe:
-    """The recipe with another context."""
+def with_context(recipe: Recipe, context: int | None) -> Recipe:
+    """The recipe with another context; None for its own."""
     return recipe if context is None else override(recipe, {"cache.context": context})
 
 

@@ -11,7 +11,7 @@ from cetane.files import Progress, read_json, remove, silent, write_json
 from cetane.lab.experiment import ArmName, Experiment
 from cetane.lab.journal import ArmOutcome
 from cetane.lab.metrics import PLANNED, TIMED
-from cetane.lab.run import ArmOutcomes, measures, take
+from cetane.lab.run import ArmOutcomes, measure_names, take
 from cetane.lab.sides import Sides
 from cetane.lab.workload import Setting
 from cetane.mil.fast import share_threads
@@ -98,14 +98,14 @@ class LabTasks:
                 self.plan(experiment)
             except Exception as error:  # becomes this experiment's outcome
                 self.errors[experiment.id] = error
-        self.measures.sort(key=lambda piece: piece.task.alone)
+        self.measures.sort(key=lambda shared: shared.task.alone)
         left = dict.fromkeys(self.experiments, 0)
-        for piece in self.measures:
-            left[piece.experiments[0]] += 1
+        for shared in self.measures:
+            left[shared.experiments[0]] += 1
         for _ in self.perform(list(self.arms.values())):
             pass
-        for piece in self.perform(self.measures):
-            name = piece.experiments[0]
+        for shared in self.perform(self.measures):
+            name = shared.experiments[0]
             left[name] -= 1
             if not left[name]:
                 yield self.experiments.pop(name), partial(self.gathered, name)
@@ -120,7 +120,7 @@ class LabTasks:
 
     def plan(self, experiment: Experiment) -> None:
         """Note the tasks of an experiment."""
-        names = measures(experiment)
+        names = measure_names(experiment)
         job = LabJob(task_key(self.key, experiment.id), experiment, self.setting)
         sides = Sides(experiment, self.setting, silent)
         if experiment.workload is not None:
@@ -147,10 +147,11 @@ class LabTasks:
             self.measures.append(SharedTask(task, [experiment.id]))
             self.measured[task.key] = experiment.id
 
-    def perform(self, pieces: Sequence[SharedTask]) -> Iterator[SharedTask]:
+    def perform(self, wanted: Sequence[SharedTask]) -> Iterator[SharedTask]:
         """Have tasks performed, but for experiments that failed already. Gives each as it ends."""
-        todo = {p.task.key: p for p in pieces if not set(p.experiments) <= self.errors.keys()}
-        tasks = [piece.task for piece in todo.values()]
+        failed = self.errors.keys()
+        todo = {one.task.key: one for one in wanted if not set(one.experiments) <= failed}
+        tasks = [one.task for one in todo.values()]
         total = len(self.arms) + len(self.measures)
         store = shared_store() or Store(self.own, private=True)
         try:
@@ -159,10 +160,10 @@ class LabTasks:
             for task, error in performed(self.workers, tasks, store, self.take):
                 self.done += 1
                 self.progress(task.name, self.done, total)
-                piece = todo[task.key]
+                shared = todo[task.key]
                 if error is not None:
-                    self.errors |= dict.fromkeys(piece.experiments, error)
-                yield piece
+                    self.errors |= dict.fromkeys(shared.experiments, error)
+                yield shared
         finally:
             remove(self.own)
 

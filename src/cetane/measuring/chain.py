@@ -16,7 +16,7 @@ import numpy as np
 from . import Json
 from .children import tell
 from .host import Array, Host
-from .loading import compile, load
+from .loading import compile_package, load
 from .machine import peak_bytes
 from .times import clocked, spread
 
@@ -38,7 +38,7 @@ class ChainedRun:
         names = [name for owner, name in self.host.functions if owner == shard]
         compiled = Path(self.job["compiled"]) / f"{shard}.mlmodelc"
         if not compiled.is_dir():
-            compile(self.folder / "shards" / f"{shard}.mlpackage", compiled)
+            compile_package(self.folder / "shards" / f"{shard}.mlpackage", compiled)
         opened: list[Any] = []
         job = {
             "compiled": str(compiled),

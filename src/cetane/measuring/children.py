@@ -23,6 +23,9 @@ from typing import IO
 from . import Json
 from .faults import Kind, ending, last_lines
 
+MARK = "#measured "
+"""The start of an answer's line: libraries may print lines of their own."""
+
 
 class ChildFault(Exception):
     """A child that did not answer, or that answered with an error."""
@@ -116,10 +119,6 @@ class Child:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
             self.kill()
-
-
-MARK = "#measured "
-"""The start of an answer's line: libraries may print lines of their own."""
 
 
 def tell(content: Json) -> None:

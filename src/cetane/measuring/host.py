@@ -81,9 +81,9 @@ class Host:
         A call takes at most the mode's tokens; the rest of its columns is padding.
         """
         modes = self.plan["modes"] if adapter is None else self.plan["adapters"][adapter]
-        chosen = modes[mode]
-        now = HostCall(self, tokens, chosen["tokens"], logits)
-        for step in chosen["steps" if logits else "silent"]:
+        described = modes[mode]
+        now = HostCall(self, tokens, described["tokens"], logits)
+        for step in described["steps" if logits else "silent"]:
             outputs = now.route(step) if "experts" in step else now.run(step)
             name = step["experts"][0][0] if "experts" in step else step["function"]
             for item in self.functions[step["shard"], name]["outputs"]:
@@ -124,7 +124,8 @@ class HostCall:
         }
         self.tensors: dict[str, Array] = {}
         self.logits: Array | None = None
-        self.chosen: Array = np.zeros(0, int)
+        self.choice: Array = np.zeros(0, int)
+        """The token of the slice's largest logit, for each of the call's tokens."""
 
     def run(self, step: Json) -> dict[str, Array]:
         function = self.host.functions[step["shard"], step["function"]]
@@ -137,7 +138,7 @@ class HostCall:
             item["name"]: self.before(item, bool(step.get("adds")))
             for item in self.host.functions[step["shard"], step["experts"][0][0]]["outputs"]
         }
-        for expert, mine in chosen(step, columns(self.tensors[step["scores"]])[:, : self.count]):
+        for expert, mine in by_expert(step, columns(self.tensors[step["scores"]])[:, : self.count]):
             functions = [self.host.functions[step["shard"], n] for n in step["experts"][expert]]
             while len(mine):
                 fitting = [f for f in functions if f["tokens"] >= len(mine)]
@@ -254,10 +255,10 @@ class HostCall:
             self.logits[:, rows[sink["start"] : sink["stop"]]] = self.capped(part)
         elif sink["part"] == "row":
             blocks, *places = value[:, : self.count].astype(int)
-            self.chosen = rows[sink["start"] + sink["block"] * blocks + sum(places)]
+            self.choice = rows[sink["start"] + sink["block"] * blocks + sum(places)]
         else:
             best = self.capped(value.reshape(-1)[: self.count])
-            self.logits[np.arange(self.count), self.chosen] = best
+            self.logits[np.arange(self.count), self.choice] = best
 
     def capped(self, logits: Array) -> Array:
         plain, cap = logits.astype(np.float32), self.host.plan["softcap"]
@@ -275,7 +276,7 @@ def kept_type(item: Json) -> type[np.generic]:
     return np.int8 if item["dtype"] == "int8" else KEPT[item["source"]["host"]]
 
 
-def chosen(step: Json, scores: Array) -> Iterator[tuple[int, Array]]:
+def by_expert(step: Json, scores: Array) -> Iterator[tuple[int, Array]]:
     """The places in `step["experts"]` that tokens choose by their scores `(experts, n)`, each with
     the columns of these tokens."""
     if step.get("adds"):

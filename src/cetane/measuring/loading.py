@@ -9,7 +9,7 @@ from typing import Any
 from . import Json
 
 
-def compile(package: Path, target: Path) -> None:
+def compile_package(package: Path, target: Path) -> None:
     """Compile a package. The folder appears only when it is complete."""
     from coremltools.models.utils import compile_model
 

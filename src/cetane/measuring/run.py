@@ -142,7 +142,7 @@ class KitMeasurement:
         for number, (name, label, function) in enumerate(jobs, 1):
             say(f"[{number}/{len(jobs)}] {name}")
             self.measure_function(name, label, function)
-        chains = {label: OpenChain(self, label) for label in self.kit["bundles"]}
+        chains = {label: self.chain(label) for label in self.kit["bundles"]}
         try:
             self.run_probes(chains)
             self.measure_turns(chains)
@@ -153,6 +153,17 @@ class KitMeasurement:
         content["finished"] = True
         self.record.save()
         shutil.rmtree(self.work, ignore_errors=True)
+
+    def chain(self, label: str) -> OpenChain:
+        """A bundle that a child opens when it gets its first order."""
+        child_job = {
+            "do": "chain",
+            "folder": str(self.folder / label),
+            "compiled": str(self.work / label),
+            "units": self.options.compute_units,
+        }
+        functions = len(self.kit["bundles"][label]["functions"])
+        return OpenChain(self.record, label, child_job, functions, self.options.limit)
 
     def function_jobs(self) -> Iterator[tuple[str, str, Json]]:
         """Every function as a job: its name, its bundle, and its entry in the kit."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 from . import Json
 
@@ -13,14 +13,14 @@ WARM, SAMPLES, ENOUGH = 2, 200, 5.0
 begins, if there are at least ten."""
 
 
-def clocked(work: Any) -> float:
+def clocked(work: Callable[[], object]) -> float:
     """The milliseconds that some work takes."""
     started = time.perf_counter()
     work()
     return round(1e3 * (time.perf_counter() - started), 4)
 
 
-def timed(work: Any) -> list[float]:
+def timed(work: Callable[[], object]) -> list[float]:
     """Milliseconds of single calls, after some that are not counted."""
     for _ in range(WARM):
         work()

@@ -24,14 +24,14 @@ from cetane.mil.program import (
 from cetane.mil.shapes import READ_TENSORS, RULES, KnownOp, result_shapes
 from cetane.mil.storage import from_numpy, to_dtype
 
-Environment = dict[str, Any]  # tensors and state cells by name
-Known = dict[str, Any]  # tensors and strings that are the same in every run
+Environment = dict[str, Any]
+"""Tensors and state cells of a run, by name."""
+Known = dict[str, Any]
+"""Tensors and strings that are the same in every run, by name."""
 Decoded = dict[Hashable, tuple[Any, ...]]
 """Decoded weights, by declared type and `Constants.key`. Functions share equal weights."""
 Watch = Callable[[str, Tensor], Tensor | None]
 """Called with the name and value of every result. A tensor that it returns replaces the value."""
-
-
 BUDGET = ":bodies"
 """The key of an environment's `BodyBudget`: no value has this name."""
 MOST_BODIES = 100_000
@@ -66,7 +66,8 @@ class BoundBody:
 
     steps: tuple[BoundOp, ...]
     outputs: tuple[str, ...]
-    known: Known  # outputs that do not depend on any input
+    known: Known
+    """The outputs that depend on no input."""
 
     def run(self, environment: Environment, watch: Watch | None) -> list[Any]:
         """The values of the body's outputs. The environment cannot be used again."""
@@ -83,10 +84,10 @@ class BoundBody:
 def bind(function: MilFunction, precision: Precision, decoded: Decoded) -> BoundBody:
     """Bind every op of a function.
 
-    All precisions but "fp32" keep fp16 results to float16 values; "ane" has its own products
-    of computed matrices. `decoded` holds the weights of functions that were bound before; this
-    function's are added.
-    Raises CetaneError for ops without an implementation, and for constants that cannot be decoded.
+    All precisions but "fp32" keep fp16 results to float16 values; "ane" has its own products of
+    computed matrices. `decoded` holds the weights of functions that were bound before; this
+    function's are added. Raises CetaneError for ops without an implementation, and for constants
+    that cannot be decoded.
     """
     require_ops(function)
     ops = dict(OPS)

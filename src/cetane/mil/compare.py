@@ -61,10 +61,10 @@ class Comparer:
                 kept.append(value)
 
         def run(executable: Executable, watch: Watch) -> dict[str, Any]:
-            own = executable.make_state() if state is None else state.copy()
+            states = executable.make_state() if state is None else state.copy()
             with _seeded(), np.errstate(over="ignore"):
-                results = executable(inputs, own, watch)
-            return results | {name: own.read_state(name) for name in own.tensors}
+                results = executable(inputs, states, watch)
+            return results | {name: states.read_state(name) for name in states.tensors}
 
         totals: dict[str, Gap] = {}
         owns: dict[str, Gap] = {}
@@ -78,17 +78,17 @@ class Comparer:
             if name in outputs and isinstance(found, np.ndarray)
         }
         return Comparison(
-            tuple(
+            ops=tuple(
                 self._op(m, differences, a, b, owns[b], totals[b], truth)
                 for m, differences in zip(self.matching.matches, self._constants, strict=True)
                 for a, b in m.values
                 if b in owns and b in totals  # else its branch was not taken
             ),
-            outputs,
-            own_outputs,
-            tuple(f"{op.name} ({op.kind})" for op in self.matching.only_first),
-            tuple(f"{op.name} ({op.kind})" for op in self.matching.only_second),
-            tuple(name for name in self._results if name not in outputs),
+            outputs=outputs,
+            own_outputs=own_outputs,
+            only_first=tuple(f"{op.name} ({op.kind})" for op in self.matching.only_first),
+            only_second=tuple(f"{op.name} ({op.kind})" for op in self.matching.only_second),
+            missing=tuple(name for name in self._results if name not in outputs),
         )
 
     def _outputs(
@@ -135,6 +135,7 @@ class Comparer:
         total: Gap,
         truth: dict[str, list[Tensor]],
     ) -> OpGap:
+        """The gap of the value `b` of the second program from the value `a` of the first."""
         return OpGap(
             name=m.second.name,
             counterpart=a,

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# Integers narrower than a byte take one byte each.
 NUMPY: dict[str, type[np.generic]] = {
     "bool": np.bool_,
     "string": np.str_,
@@ -29,11 +28,12 @@ NUMPY: dict[str, type[np.generic]] = {
     "uint32": np.uint32,
     "uint64": np.uint64,
 }
+"""The numpy types of arrays. Integers narrower than a byte take one byte each."""
 
 FLOATS = ("fp16", "fp32")
 """The types of floats in programs."""
-# Bits per element of the types that files store packed.
 PACKED_BITS = {"int4": 4, "uint1": 1, "uint2": 2, "uint3": 3, "uint4": 4, "uint6": 6}
+"""Bits per element of the types that files store packed."""
 
 
 def unpack(packed: npt.NDArray[np.uint8], bits: int, count: int) -> npt.NDArray[np.uint8]:

@@ -14,13 +14,15 @@ from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.program import Feature, Features, SizeRange, TensorType
 
-# Codes of ArrayFeatureType.ArrayDataType and of ImageFeatureType.ColorSpace.
 _ARRAYS = {65568: "fp32", 65600: "fp64", 65552: "fp16", 131104: "int32", 131080: "int8"}
+"""Dtypes by the codes of ArrayFeatureType.ArrayDataType."""
 _COLORS = {10: "L", 20: "RGB", 30: "BGR", 40: "F"}
-_MODES = {"L": "L", "RGB": "RGB", "BGR": "RGB", "F": "F"}  # of PIL images
+"""Colours by the codes of ImageFeatureType.ColorSpace."""
+_MODES = {"L": "L", "RGB": "RGB", "BGR": "RGB", "F": "F"}
+"""Modes of PIL images by colours."""
 
-# The dtypes that a caller gets. coremltools hands float16 over as float32.
 _RESULTS = {"fp64": np.float64, "int32": np.int32, "int8": np.int8}
+"""The dtypes that a caller gets. coremltools hands float16 over as float32."""
 
 
 def read_interface(description: Any) -> Features:

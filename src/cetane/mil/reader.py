@@ -36,7 +36,6 @@ from cetane.mil.validate import check_program
 MOST_OPS = 500_000
 """The most ops and nested bodies of a function. Functions of ports have some 2,000."""
 
-# Codes of MIL's DataType enumeration.
 _DTYPES = {
     1: "bool",
     2: "string",
@@ -57,6 +56,7 @@ _DTYPES = {
     38: "uint6",
     39: "uint3",
 }
+"""Dtypes by the codes of MIL's DataType enumeration."""
 
 
 def load(path: str | Path) -> Program:
@@ -143,6 +143,19 @@ class _Reader:
         """Ops and bodies of the function that is read."""
 
     def function(self, name: str, message: Any, description: Any) -> MilFunction:
+        """A function, from its message and from that which describes its features."""
+        self._check_function(name, message)
+        self._ops = 0
+        body = self.body(message.block_specializations[message.opset])
+        inputs, states = self._inputs(message, description)
+        outputs, dictionaries = self._outputs(name, body, inputs)
+        interface = read_interface(description)
+        return MilFunction(
+            name, inputs, outputs, states, body, dictionaries, interface, message.opset
+        )
+
+    def _check_function(self, name: str, message: Any) -> None:
+        """Raise CetaneError for a function that can be read in two ways, or not at all."""
         if message.opset not in message.block_specializations:
             raise self._error(f"function {name} has no body for its opset {message.opset!r}")
         if message.opset not in VERSIONS:
@@ -153,8 +166,11 @@ class _Reader:
             )
         if len({named.name for named in message.inputs}) < len(message.inputs):
             raise self._error(f"function {name} has two inputs of one name")
-        self._ops = 0
-        body = self.body(message.block_specializations[message.opset])
+
+    def _inputs(
+        self, message: Any, description: Any
+    ) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
+        """The types of a function's inputs and of its states, by name."""
         features = {f.name: f for f in (*description.input, *description.output)}
         inputs, states = {}, {}
         for named in message.inputs:
@@ -164,6 +180,15 @@ class _Reader:
                 inputs[named.name] = flexible_type(
                     self._tensor_type(named.type), features.get(named.name)
                 )
+        return inputs, states
+
+    def _outputs(
+        self, name: str, body: Body, inputs: dict[str, TensorType]
+    ) -> tuple[dict[str, TensorType], tuple[str, ...]]:
+        """The types of a function's outputs by name, and the names of those that are dictionaries.
+
+        Raises CetaneError for an output that nothing computes.
+        """
         values: dict[str, TensorType | None] = {**inputs}
         values.update({v.name: v.type for op in body.ops for v in op.outputs})
         outputs: dict[str, TensorType] = {}
@@ -176,12 +201,10 @@ class _Reader:
                 dictionaries.append(output)
             else:
                 outputs[output] = type_
-        interface = read_interface(description)
-        return MilFunction(
-            name, inputs, outputs, states, body, tuple(dictionaries), interface, message.opset
-        )
+        return outputs, tuple(dictionaries)
 
     def body(self, message: Any) -> Body:
+        """A body with all its ops, which it counts. Raises CetaneError for more than `MOST_OPS`."""
         self._ops += 1 + len(message.operations)
         if self._ops > MOST_OPS:
             raise self._error(f"a function has more than {MOST_OPS:,} ops")

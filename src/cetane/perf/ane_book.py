@@ -22,6 +22,8 @@ from cetane.perf.measurement import (
 from cetane.perf.shapes import COPIES, HALF, Bits, Decoder
 
 EIGHT_BITS: Bits = {"attention": 8, "mlp": 8, "head": 8}
+SINGLE = re.compile(r"single shard (\d+)L")
+"""The layout of one shard, with the number of its layers."""
 
 
 def measurements_of(file: str, row: Row) -> Iterator[Measurement]:
@@ -47,21 +49,8 @@ def measurements_of(file: str, row: Row) -> Iterator[Measurement]:
     if model.experts:
         layers = zaya_layers(model, layout, row["quant_label"], slots)
     else:
-        if not slots:
-            raise Unusable("its context is not stated")
-        single = re.match(r"single shard (\d+)L", layout)
-        counts = [whole(single[1])] if single else layers_by_shard(layout, model.layers)
-        if sum(counts) > model.layers:
-            raise Unusable(f"the layout {layout!r} has not {model.layers} layers")
-        ends = list(accumulate(counts))
-        any_unit = float(row["compute_units_runtime"] == "all")
-        layers = [
-            replace(
-                model.program(end - count, end, slots, EIGHT_BITS, "blended"), any_unit=any_unit
-            )
-            for count, end in zip(counts, ends, strict=True)
-        ]
-        if single:
+        layers = dense_layers(model, layout, row["compute_units_runtime"], slots)
+        if SINGLE.match(layout):
             yield from measured(layout, "step", layers, "ms_per_shard")
             return
     host = Work(calls=0, sorted=model.vocab if sorts_logits(row) else 0)
@@ -73,6 +62,22 @@ def measurements_of(file: str, row: Row) -> Iterator[Measurement]:
 def sorts_logits(row: Row) -> bool:
     """Whether the host sorts all logits: those runtimes sample at temperature 1 by default."""
     return "ZAYA" in row["model"] or "temperature=1" in row["mode"]
+
+
+def dense_layers(model: Decoder, layout: str, units: str, slots: int) -> list[Work]:
+    """A program for each shard of dense layers, loaded for some compute units. Raises Unusable
+    without slots, and for a layout that the model cannot have."""
+    if not slots:
+        raise Unusable("its context is not stated")
+    single = SINGLE.match(layout)
+    counts = [whole(single[1])] if single else layers_by_shard(layout, model.layers)
+    if sum(counts) > model.layers:
+        raise Unusable(f"the layout {layout!r} has not {model.layers} layers")
+    programs = [
+        model.program(end - count, end, slots, EIGHT_BITS, "blended")
+        for count, end in zip(counts, accumulate(counts), strict=True)
+    ]
+    return [replace(program, any_unit=float(units == "all")) for program in programs]
 
 
 def zaya_layers(model: Decoder, layout: str, quant: str, slots: int) -> list[Work]:

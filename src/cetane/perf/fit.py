@@ -8,8 +8,10 @@ group is a model on a device. Its weight is the root of its number of rows, so t
 many rows dominates. Rates are not negative. Errors are those of steps in left-out groups.
 """
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from cetane.perf.cost import (
     total,
     usage,
 )
+from cetane.perf.evidence import read, shipped
 from cetane.perf.measurement import Measurement
 
 FITTED: dict[RateName, str] = {
@@ -222,13 +225,14 @@ def leave_one_group_out(measurements: Sequence[Measurement]) -> list[LeftOut]:
 
 def errors(left_out: Sequence[LeftOut]) -> Errors:
     """The errors of left-out steps."""
-    steps = [c for one in left_out for c in one.predictions if c.measurement.kind == "step"]
-    ratios = np.array([c.measurement.ms / c.predicted for c in steps])
+    predictions = [prediction for one in left_out for prediction in one.predictions]
+    steps = [prediction for prediction in predictions if prediction.measurement.kind == "step"]
+    ratios = np.array([step.measurement.ms / step.predicted for step in steps])
     low, high = np.quantile(ratios, [(1 - SHARE) / 2, (1 + SHARE) / 2])
     return Errors(
         low=float(low),
         high=float(high),
-        median=float(np.median([abs(c.error) for c in steps])),
+        median=float(np.median([abs(step.error) for step in steps])),
         rows=len(steps),
         share=SHARE,
     )
@@ -269,11 +273,6 @@ def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Print the fit; with `--write` renew `data/rates.toml`. Other arguments are CSV files."""
-    import sys
-    from pathlib import Path
-
-    from cetane.perf.evidence import read, shipped
-
     files = [Path(name) for name in sys.argv[1:] if name != "--write"]
     measurements, _ = read([*shipped(), *files])
     made = fit(measurements)
@@ -284,8 +283,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
     try:
         main()
     except CetaneError as error:

@@ -138,41 +138,16 @@ class Predictor:
         memory: CachePlan,
     ) -> Work:
         """The work of one call that streams these weights, by their bits."""
-        border = macs = 0
-        blocks = call.blocks
-        tables = [block for block in blocks if isinstance(block, Lookup)]  # a row for each token
-        moved = tokens * self.nbytes(planner, tables) / planner.model.vocab
-        if any(block.keeps for block in blocks):
-            for cache in memory.caches(call.segment, tokens):
-                group, contract = memory.groups[cache.group], cache.form.contract
-                visible = memory.visible(cache.group, tokens)
-                wide = 2 * HALF * prod(cache.shape)
-                held = (
-                    2 * cache.layers * group.heads * cache.slots * memory.head_nbytes(cache.group)
-                )
-                moved += (1 + COPIED[contract]) * wide
-                moved += held + wide if held < wide else 0  # a cast reads one and writes the other
-                border += CROSSES[contract] * held
-                macs += 2 * cache.layers * group.query * group.dim * visible * tokens
-        for tensor, name in planner.model.shared.items():  # keys or values, in fp16
-            group, visible = memory.groups[name], memory.visible(name, tokens)
-            readers = sum(tensor in block.reads for block in blocks)
-            wide = HALF * group.heads * group.dim * visible
-            moved += readers * wide
-            border += wide if tensor in call.shared else 0
-            macs += readers * group.query * group.dim * visible * tokens
-        channels = planner.model.channels
-        named = {name for block in blocks for name in (*block.reads, *block.writes)}
-        columns = sum(channels.get(name, 0) for name in named)
-        choose = planner.recipe.head.choose
-        columns += sum(CHOICE if choose else block.stop - block.start
-                       for block in blocks if isinstance(block, Head))  # fmt: skip
+        tables = [block for block in call.blocks if isinstance(block, Lookup)]
+        looked_up = tokens * self.nbytes(planner, tables) / planner.model.vocab  # a row each
+        reading = [cached_keys(call, tokens, memory), shared_keys(planner, call, tokens, memory)]
         return Work(
             tokens=tokens,
             weights=weights,
-            attention_macs=macs,
-            memory=moved,
-            border=border + HALF * tokens * columns,
+            attention_macs=sum(work.attention_macs for work in reading),
+            memory=looked_up + sum(work.memory for work in reading),
+            border=sum(work.border for work in reading)
+            + HALF * tokens * channels_across(planner, call.blocks),
         )
 
     def streamed(self, planner: Planner, blocks: Sequence[Block]) -> dict[float, float]:
@@ -217,6 +192,45 @@ class Predictor:
             self._listed[root.name] = list(root.weights())
         used = tuple(f"{path}." for path in block.modules_used) if isinstance(block, Part) else ""
         return [item for item in self._listed[root.name] if item[0].startswith(used)]
+
+
+def cached_keys(call: BlockCall, tokens: int, memory: CachePlan) -> Work:
+    """Attention to a call's caches: what it multiplies, moves, and takes across the border."""
+    if not any(block.keeps for block in call.blocks):
+        return Work()
+    macs = moved = border = 0
+    for cache in memory.caches(call.segment, tokens):
+        group, contract = memory.groups[cache.group], cache.form.contract
+        visible = memory.visible(cache.group, tokens)
+        wide = 2 * HALF * prod(cache.shape)
+        held = 2 * cache.layers * group.heads * cache.slots * memory.head_nbytes(cache.group)
+        moved += (1 + COPIED[contract]) * wide
+        moved += held + wide if held < wide else 0  # a cast reads one and writes the other
+        border += CROSSES[contract] * held
+        macs += 2 * cache.layers * group.query * group.dim * visible * tokens
+    return Work(attention_macs=macs, memory=moved, border=border)
+
+
+def shared_keys(planner: Planner, call: BlockCall, tokens: int, memory: CachePlan) -> Work:
+    """Attention to shared tensors, which are keys or values in fp16, as `cached_keys`."""
+    macs = moved = border = 0
+    for tensor, name in planner.model.shared.items():
+        group, visible = memory.groups[name], memory.visible(name, tokens)
+        readers = sum(tensor in block.reads for block in call.blocks)
+        wide = HALF * group.heads * group.dim * visible
+        moved += readers * wide
+        border += wide if tensor in call.shared else 0
+        macs += readers * group.query * group.dim * visible * tokens
+    return Work(attention_macs=macs, memory=moved, border=border)
+
+
+def channels_across(planner: Planner, blocks: Sequence[Block]) -> int:
+    """The channels of the hidden tensors and logits that blocks read and write, for one token."""
+    channels, choose = planner.model.channels, planner.recipe.head.choose
+    named = {name for block in blocks for name in (*block.reads, *block.writes)}
+    heads = [block for block in blocks if isinstance(block, Head)]
+    logits = sum(CHOICE if choose else head.stop - head.start for head in heads)
+    return sum(channels.get(name, 0) for name in named) + logits
 
 
 def distinct(experts: int, tokens: int, chosen: int = 1) -> float:

@@ -8,6 +8,7 @@ from cetane.report.content.page import Absent
 from cetane.report.content.speed import DeviceRow, OnDevice, RefutedRule
 from cetane.report.gate_results import GateResults
 from cetane.report.verdicts import outcome_word
+from cetane.schema.recipe import Mode
 
 
 def on_device(gates: GateResults) -> OnDevice | Absent:
@@ -51,16 +52,18 @@ def rows(result: DeviceResult, joules: float | None) -> Iterator[DeviceRow]:
     """Every figure that was measured."""
     predicted = {one.mode: one for one in result.compared}
     own = result.figures
-    for name, mode, value in (
+    calls: tuple[tuple[str, Mode, float | None], ...] = (
         ("a token, decoding", "decode", own.decode_ms),
         (f"a verifying call, T = {own.verify_tokens}", "verify", own.verify_ms),
-    ):
+    )
+    for name, mode, value in calls:
         if value is not None:
-            beside = predicted.get(mode)  # type: ignore[call-overload]
+            beside = predicted.get(mode)
             yield DeviceRow(
                 name=name, value=value, unit="ms",
-                predicted=beside and beside.predicted_ms,
-                low=beside and beside.low, high=beside and beside.high,
+                predicted=None if beside is None else beside.predicted_ms,
+                low=None if beside is None else beside.low,
+                high=None if beside is None else beside.high,
             )  # fmt: skip
     for name, value, unit in (
         ("decoding", own.decode_tok_s, "tokens/s"),

@@ -68,6 +68,17 @@ class Manifest(Data):
     """Words for the bundle's attention, under the keys of the published ports' manifests."""
     files: dict[str, FileRecord] = Field(max_length=MOST_FILES)
 
+    @property
+    def package_files(self) -> dict[str, FileRecord]:
+        """The files of all shards' packages."""
+        packages = tuple(f"{shard_path(shard.name)}/" for shard in self.plan.shards)
+        return {name: record for name, record in self.files.items() if name.startswith(packages)}
+
+    @property
+    def package_bytes(self) -> int:
+        """The bytes of all shards' packages."""
+        return sum(record.bytes for record in self.package_files.values())
+
 
 def shard_path(name: str) -> str:
     return f"shards/{name}.mlpackage"

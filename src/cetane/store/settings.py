@@ -1,7 +1,6 @@
 """Settings of the store: `--store`, else `$CETANE_STORE`, else `[store]` of `cetane.toml` here."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,7 +27,7 @@ class StoreSettings(Data):
 
     @property
     def limit_bytes(self) -> int:
-        number, unit = re.fullmatch(r"([0-9]+)(MB|GB)", self.limit).groups()  # type: ignore[union-attr]
+        number, unit = self.limit[:-2], self.limit[-2:]
         return int(number) * (10**6 if unit == "MB" else 10**9)
 
 

@@ -23,7 +23,7 @@ class Candidate:
     selection: Selection
 
 
-def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None) -> Candidate:
+def candidate_of(way: Way, planner: Planner, sensitivities: SensitivityFile | None) -> Candidate:
     """One way for all weights of a plan, as a candidate.
 
     Weights stay in fp16 if the recipe keeps them so, or if the format cannot encode them.

@@ -34,7 +34,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path]:
+def plot(points: Sequence[Point], chosen: Point | None, folder: Path) -> list[Path]:
     """Write `sweep.svg` and `sweep.png` into a folder; returns their paths."""
     import matplotlib as mpl  # here because it takes a second to load
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -44,7 +44,7 @@ def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path
         warnings.filterwarnings("ignore", "Glyph ")  # the font lacks a letter of a name
         figure = Figure(figsize=(8.4, 5.2), layout="constrained")
         FigureCanvasAgg(figure)
-        draw(figure.add_subplot(), points, pick)
+        draw(figure.add_subplot(), points, chosen)
         paths = [folder / f"sweep.{kind}" for kind in ("svg", "png")]
         for path in paths:
             metadata = {"Date": None} if path.suffix == ".svg" else None
@@ -53,7 +53,7 @@ def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path
     return paths
 
 
-def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
+def draw(axes: Axes, points: Sequence[Point], chosen: Point | None) -> None:
     """Draw perplexity over bits per weight. Lower is better, and so is further left."""
     compressed = [point for point in points if point.method != "fp16"]
     front = [point for point in pareto(points) if point.method != "fp16"]
@@ -81,12 +81,12 @@ def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
             f"fp16: {point.perplexity:.2f}", (1, point.perplexity), textcoords="offset points",
             xycoords=axes.get_yaxis_transform(), xytext=(-4, 4), ha="right", fontsize=9,
         )  # fmt: skip
-    if pick is not None:
-        right = pick.bits_per_weight > sum(axes.get_xlim()) / 2
+    if chosen is not None:
+        right = chosen.bits_per_weight > sum(axes.get_xlim()) / 2
         axes.annotate(
-            f"chosen: {pick.name}\n{pick.weight_bytes / 1e6:.1f} MB, "
-            f"perplexity {pick.perplexity:.2f}",
-            (pick.bits_per_weight, pick.perplexity), textcoords="offset points",
+            f"chosen: {chosen.name}\n{chosen.weight_bytes / 1e6:.1f} MB, "
+            f"perplexity {chosen.perplexity:.2f}",
+            (chosen.bits_per_weight, chosen.perplexity), textcoords="offset points",
             xytext=(-16 if right else 16, 34), ha="right" if right else "left", fontsize=9,
             arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.8}, parse_math=False,
         )  # fmt: skip

@@ -174,12 +174,12 @@ def run_sweep(
         found += [work.mix(mix) for mix in mixes]
     points = [point for point in found if point is not None]
     progress("done", len(names), len(names))
-    pick = best(points, size + sizes.rest)
-    files = plot(points, pick, work.folder)
-    if pick is None:
+    chosen = best(points, size + sizes.rest)
+    files = plot(points, chosen, work.folder)
+    if chosen is None:
         remove(work.folder / RECIPE)  # an earlier sweep's, perhaps of another model
     else:
-        files.append(write_recipe(work, pick))
+        files.append(write_recipe(work, chosen))
     return SweepResult(
-        work.folder, points, pick, size + sizes.beside, sizes.tables, work.refused, files
+        work.folder, points, chosen, size + sizes.beside, sizes.tables, work.refused, files
     )

@@ -5,7 +5,7 @@ from functools import cached_property
 from cetane.compress import Selection
 from cetane.planner import Planner
 from cetane.planner.weights import format_of, weight_count
-from cetane.sweeps.candidates import candidate, weights
+from cetane.sweeps.candidates import candidate_of, weights
 from cetane.sweeps.grid import parse_way
 
 
@@ -24,7 +24,7 @@ class Sizes:
 
     def of_way(self, name: str) -> int:
         """Bytes of these weights, all in one format."""
-        return self.of(candidate(parse_way(name), self.planner, None).selection)
+        return self.of(candidate_of(parse_way(name), self.planner, None).selection)
 
     @cached_property
     def rest(self) -> int:

@@ -24,7 +24,7 @@ from cetane.schema.manifest import producers
 from cetane.schema.recipe import RECIPE, Recipe, parse_recipe, recipe_files
 from cetane.sweeps import mixed, moments, smoke
 from cetane.sweeps.basis import Basis
-from cetane.sweeps.candidates import Candidate, candidate
+from cetane.sweeps.candidates import Candidate, candidate_of
 from cetane.sweeps.grid import parse_way
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.passage import Passage
@@ -136,7 +136,7 @@ class Sweep:
     def candidate(self, name: str) -> Candidate:
         """The candidate of a way, by its name. CetaneError for one that the model refuses."""
         way = parse_way(name)
-        return candidate(way, self.planner, self.sensitivities if way.form.weighted else None)
+        return candidate_of(way, self.planner, self.sensitivities if way.form.weighted else None)
 
     def knows_way(self, name: str) -> bool:
         """Whether a way was judged, as `knows` tells of a candidate. This measures nothing."""
@@ -146,14 +146,14 @@ class Sweep:
             return self.knows(self.candidate(name))
         return False
 
-    def mix(self, wanted: Candidate) -> Point | None:
+    def mix(self, candidate: Candidate) -> Point | None:
         """The point of a mix; None if it is refused."""
-        if wanted.name in self.refused:
+        if candidate.name in self.refused:
             return None
         try:
-            return self.point(wanted)
+            return self.point(candidate)
         except CetaneError as error:
-            self.refused[wanted.name] = error.message
+            self.refused[candidate.name] = error.message
             return None
 
     def mixes(self, sizes: Sequence[int]) -> list[Candidate]:
@@ -194,9 +194,9 @@ class Sweep:
             self.scores.append(score)
         return score.kl
 
-    def knows(self, wanted: Candidate) -> bool:
+    def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate was judged, with predictions for this sweep's target."""
-        known = self.points.get(self.key(wanted.selection, self.passage.judged))
+        known = self.points.get(self.key(candidate.selection, self.passage.judged))
         return known is not None and known.predicted.target == self.target
 
     def knows_harm(self, selection: Selection) -> bool:
@@ -216,29 +216,29 @@ class Sweep:
             code_version(),
         )
 
-    def point(self, wanted: Candidate) -> Point:
+    def point(self, candidate: Candidate) -> Point:
         """A candidate judged now or in an earlier sweep, with predictions for the target."""
-        key = self.key(wanted.selection, self.passage.judged)
+        key = self.key(candidate.selection, self.passage.judged)
         known = self.points.get(key)
         if known is not None and known.predicted.target == self.target:
             return known
         started = time.perf_counter()
-        basis, recipe = self.basis(wanted.selection), self.recipe_of(wanted.selection)
+        basis, recipe = self.basis(candidate.selection), self.recipe_of(candidate.selection)
         planner = Planner(basis.checkpoint, recipe, basis.planner)
         predicted = predict(planner, self.predictor, self.target)
         if known is None:
-            point = self.measure(wanted, key, planner, predicted, started)
+            point = self.measure(candidate, key, planner, predicted, started)
         else:
             point = known.model_copy(update={"predicted": predicted})
         self.points.append(point)
         return point
 
     def measure(
-        self, wanted: Candidate, key: str, planner: Planner, predicted: Predicted, started: float
+        self, candidate: Candidate, key: str, planner: Planner, predicted: Predicted, started: float
     ) -> Point:
         """Judge a candidate that was never judged. `started` is `time.perf_counter()` when its work
         began."""
-        selection = self.with_constants(wanted.selection, planner)
+        selection = self.with_constants(candidate.selection, planner)
         basis = self.loaded(selection)
         truth, answers = basis.truth(self.passage.judged), basis.answers
         basis.judge.compress(selection)
@@ -246,13 +246,13 @@ class Sweep:
         answered = smoke.ask(basis.judge)
         return Point(
             key=key,
-            name=wanted.name,
-            method=wanted.method,
-            bits=wanted.bits,
-            group=wanted.group,
-            compression=wanted.selection,
+            name=candidate.name,
+            method=candidate.method,
+            bits=candidate.bits,
+            group=candidate.group,
+            compression=candidate.selection,
             weight_bytes=planner.plan().weight_bytes,
-            bits_per_weight=8 * self.sizes.of(wanted.selection) / self.sizes.elements,
+            bits_per_weight=8 * self.sizes.of(candidate.selection) / self.sizes.elements,
             perplexity=judged.perplexity,
             perplexity_ratio=judged.perplexity / judged.reference,
             kl=judged.kl,

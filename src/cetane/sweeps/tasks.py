@@ -18,7 +18,7 @@ from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
 from cetane.store.store import Store
 from cetane.sweeps import mixed
-from cetane.sweeps.candidates import Candidate, candidate
+from cetane.sweeps.candidates import Candidate, candidate_of
 from cetane.sweeps.grid import Way, parse_way
 from cetane.sweeps.passage import Passage
 from cetane.sweeps.points import LayerScore, Point
@@ -77,23 +77,23 @@ def make_sensitivities(job: SweepJob, folder: Path) -> None:
     (folder / SENSITIVITY).write_bytes((sweep.folder / file.file).read_bytes())
 
 
-def judge(job: SweepJob, wanted: Candidate, sensitivities: bytes | None, folder: Path) -> None:
+def judge(job: SweepJob, candidate: Candidate, sensitivities: bytes | None, folder: Path) -> None:
     """Judge one candidate."""
     worker = opened(job)
-    worker.beside(wanted.selection, sensitivities)
-    write_json(folder / RESULT, worker.sweep.point(wanted).model_dump(mode="json"))
+    worker.beside(candidate.selection, sensitivities)
+    write_json(folder / RESULT, worker.sweep.point(candidate).model_dump(mode="json"))
 
 
 def judge_part(
     job: SweepJob,
     part: mixed.LayerPart,
-    wanted: Sequence[tuple[str, Selection]],
+    singles: Sequence[tuple[str, Selection]],
     sensitivities: bytes,
     folder: Path,
 ) -> None:
     """Measure the harm of some formats to one layer's weights of a kind."""
     worker = opened(job)
-    for name, selection in wanted:
+    for name, selection in singles:
         worker.beside(selection, sensitivities)
         worker.sweep.harm(part, parse_format(name), selection)
     lines = worker.sweep.scores.lines()
@@ -140,36 +140,37 @@ class SweepTasks:
         sweep itself says why."""
         for way in ways:
             try:
-                wanted = candidate(way, self.sweep.planner, sensitivities)
+                candidate = candidate_of(way, self.sweep.planner, sensitivities)
             except CetaneError:
                 continue
-            if not self.sweep.knows(wanted):
-                yield self.point_task(wanted)
+            if not self.sweep.knows(candidate):
+                yield self.point_task(candidate)
 
     def part_tasks(self) -> Iterator[Task]:
         """A task for each part of the weights, with the harms to it that are not known."""
         content = self.sensitivities()
         for part in mixed.parts_of(self.sweep.planner):
-            wanted = [
+            singles = [
                 (form.name, selection)
                 for form, selection in mixed.singles(part, self.sweep.mixed_base)
                 if not self.sweep.knows_harm(selection)
             ]
-            if wanted:
-                keyed = [[form, selection.model_dump(mode="json")] for form, selection in wanted]
-                work = partial(judge_part, self.job, part, wanted, content)
+            if singles:
+                keyed = [[form, selection.model_dump(mode="json")] for form, selection in singles]
+                work = partial(judge_part, self.job, part, singles, content)
                 yield self.task(part.name, work, keyed)
 
-    def judge_mixes(self, wanted: Sequence[Candidate]) -> None:
+    def judge_mixes(self, mixes: Sequence[Candidate]) -> None:
         """Judge mixes."""
-        self.perform([self.point_task(mix) for mix in wanted if not self.sweep.knows(mix)])
+        self.perform([self.point_task(mix) for mix in mixes if not self.sweep.knows(mix)])
 
-    def point_task(self, wanted: Candidate) -> Task:
+    def point_task(self, candidate: Candidate) -> Task:
         """A candidate as a task."""
-        content = None if wanted.selection.sensitivity is None else self.sensitivities()
-        work = partial(judge, self.job, wanted, content)
-        fitting = 0 if wanted.selection.method == "plain" else FITTING_MEMORY
-        task = self.task(wanted.name, work, wanted.selection.model_dump(mode="json"), more=fitting)
+        selection = candidate.selection
+        content = None if selection.sensitivity is None else self.sensitivities()
+        work = partial(judge, self.job, candidate, content)
+        fitting = 0 if selection.method == "plain" else FITTING_MEMORY
+        task = self.task(candidate.name, work, selection.model_dump(mode="json"), more=fitting)
         self.judging.add(task.key)
         return task
 

@@ -12,10 +12,11 @@ from cetane.lab.measures import (
     attention,
     device,
     drafting,
+    masks,
+    recall,
     speed,
-    structure,
 )
 
 __all__ = [
-    "accuracy", "activations", "ane", "attention", "device", "drafting", "speed", "structure",
+    "accuracy", "activations", "ane", "attention", "device", "drafting", "masks", "recall", "speed",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ stream, and of keys that are chosen. They need no bundle."""
 import torch
 
 from cetane.checkpoint import SeenByHeads
+from cetane.fitting.heads import PLAIN
 from cetane.fitting.pass_keys import found, hide
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
@@ -25,21 +26,19 @@ def pass_keys(sides: Sides) -> dict[ArmName, Findings]:
     tokenizer, model = checkpoint.tokenizer, Reference(checkpoint).model
     hay, tokens = haystack(tokenizer), sides.workload.spec.tokens
     texts = [hide(tokenizer, hay, tokens, seed) for seed in range(TEXTS)]
+
+    def answers(attention: StreamingAttention) -> list[bool]:
+        with attending(model, attention):
+            return [answer for text in texts for answer in found(model, text)]
+
+    known = answers(PLAIN)
+    count = sum(known)
     findings: dict[ArmName, Findings] = {}
-    known: list[bool] = []
-    for name in (None, *sides.by_arm):
-        streaming = None if name is None else sides.by_arm[name].recipe.cache.streaming
-        seen = SeenByHeads({}, 0, 1)
+    for name, side in sides.by_arm.items():
+        streaming, right = side.recipe.cache.streaming, known
         if streaming is not None:
             seen = SeenByHeads(streaming.kept(), streaming.sinks, streaming.window)
-        right = known
-        if name is None or streaming is not None:
-            with attending(model, StreamingAttention(seen)):
-                right = [one for text in texts for one in found(model, text)]
-        if name is None:
-            known = right
-            continue
-        count = sum(known)
+            right = answers(StreamingAttention(seen))
         share = sum(a and b for a, b in zip(known, right, strict=True)) / count if count else None
         note = f"{sum(right)} of {len(right)} found in texts of {tokens} tokens, plain {count}"
         findings[name] = Findings({"pass_keys": figure("pass_keys", share, n=count, note=note)})

@@ -20,7 +20,6 @@ from cetane.lab.sides import (
 from cetane.perf.breakeven import DraftingTimes
 from cetane.planner import Planner
 from cetane.planner.weights import weight_count
-from cetane.schema.manifest import shard_path
 from cetane.speculate.timing import measure_calls
 
 HERE = "native backend" if sys.platform == "darwin" else "portable backend"
@@ -31,11 +30,9 @@ def size(side: Side) -> Findings:
     """The sizes of the built bundle."""
     plan = side.bundle.plan
     planner = Planner(side.checkpoint, side.recipe)
-    packages = tuple(shard_path(shard.name) + "/" for shard in plan.shards)
-    files = side.bundle.manifest.files
     values = {
         "weight_bytes": plan.weight_bytes,
-        "package_bytes": sum(f.bytes for name, f in files.items() if name.startswith(packages)),
+        "package_bytes": side.bundle.manifest.package_bytes,
         "bits_per_weight": 8 * plan.weight_bytes / weight_count(planner.blocks),
         "packages": len(plan.shards),
         "programs": len(plan.functions),

@@ -178,7 +178,7 @@ def _masked_product(
 
 
 def _fits(context: Context, inputs: Mapping[str, tuple[Argument, ...]]) -> bool:
-    """Whether operands have the sizes of `attend.AttentionStage`, which its loops do not check."""
+    """Whether operands have the sizes of an `AttentionStage`, which its loops do not check."""
     shapes = {name: [context.shape(value) for value in given]
               for name, given in inputs.items() if name != "cap"}  # fmt: skip
     if any(len(shape) != 4 or shape[0] != 1 for given in shapes.values() for shape in given):

@@ -119,7 +119,7 @@ def by_kernel(
     def attend(first: int, last: int) -> None:
         attend_exactly(*given, runs, np.float32(cap), extra, results, first, last)
 
-    _by_rows(attend, rows, runs)
+    _share_rows(attend, rows, runs)
     return results
 
 
@@ -154,7 +154,7 @@ def _past_and_new(parts: list[Floats]) -> list[Floats]:
     return [*parts, np.empty((*parts[0].shape[:2], 0), np.float32)][:2]
 
 
-def _by_rows(work: Callable[[int, int], None], rows: Floats, runs: Array) -> None:
+def _share_rows(work: Callable[[int, int], None], rows: Floats, runs: Array) -> None:
     """Do the work on all rows of all heads, shared by threads if there is enough of it.
 
     Threads share rows, not heads: with three heads, one of two threads would wait for the other.

@@ -18,6 +18,8 @@ from cetane.mil.fast.vectors import Maker, folded
 
 KEYS = 2 * LANES
 """Keys that the kernels of attention take at once."""
+WORDS = ir.VectorType(emit.I16, KEYS)
+"""A word for each of `KEYS` keys."""
 PAIR = 2
 """Rows of values that the kernels of attention take at once."""
 WIDE_KEYS = 3 * KEYS if WIDE else KEYS
@@ -54,7 +56,7 @@ def scores_of(rows: int, keys: int) -> Maker:
             for row in range(rows):
                 place = builder.add(loop.k, builder.mul(x_stride, emit.number(row)))
                 place = emit.pointer(builder, builder.add(x, builder.mul(place, four)), F32)
-                query = emit.alike(builder, builder.load(place, align=4))
+                query = emit.repeated(builder, builder.load(place, align=4))
                 totals += [
                     emit.multiply_add(builder, query, part, loop.values[count * row + number])
                     for number, part in enumerate(parts)
@@ -72,6 +74,23 @@ def scores_of(rows: int, keys: int) -> Maker:
     return score
 
 
+def _multiplied(builder: ir.IRBuilder, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    """A sum to which products of words are added in pairs, in any order."""
+    if VNNI:
+        name = "llvm.x86.avx512.vpdpwssd.512"
+        dot = emit.function(builder, name, INTS, INTS, INTS, INTS)
+        pairs = [builder.bitcast(part, INTS) for part in (a, b)]
+        return builder.call(dot, [total, *pairs])
+    if FEATURES.get("avx2") and LANES == 8:
+        dot = emit.function(builder, "llvm.x86.avx2.pmadd.wd", INTS, WORDS, WORDS)
+        return builder.add(total, builder.call(dot, [a, b]))
+    for half in (0, LANES):
+        lanes = list(range(half, half + LANES))
+        one, two = (builder.sext(emit.shuffled(builder, p, p, lanes), INTS) for p in (a, b))
+        total = builder.add(total, builder.mul(one, two))
+    return total
+
+
 def mixed_of(rows: int) -> Maker:
     """A function that adds weights times `PAIR` rows of values to sums of integers, which have no
     order. Weights and values are in two words, high and low; low times low is left out.
@@ -85,24 +104,6 @@ def mixed_of(rows: int) -> Maker:
     - `high_values`, `low_values` and `values_stride`, the same for values;
     - `count`, the number of keys, a multiple of `KEYS`.
     """
-    words = ir.VectorType(emit.I16, KEYS)
-
-    def multiplied(builder: ir.IRBuilder, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-        """A sum to which products of words are added in pairs, in any order."""
-        if VNNI:
-            name = "llvm.x86.avx512.vpdpwssd.512"
-            dot = emit.function(builder, name, INTS, INTS, INTS, INTS)
-            pairs = [builder.bitcast(part, INTS) for part in (a, b)]
-            return builder.call(dot, [total, *pairs])
-        if FEATURES.get("avx2") and LANES == 8:
-            name = "llvm.x86.avx2.pmadd.wd"
-            return builder.add(total, builder.call(emit.function(builder, name, INTS, words, words),
-                                                   [a, b]))  # fmt: skip
-        for half in (0, LANES):
-            lanes = list(range(half, half + LANES))
-            one, two = (builder.sext(emit.shuffled(builder, p, p, lanes), INTS) for p in (a, b))
-            total = builder.add(total, builder.mul(one, two))
-        return total
 
     @intrinsic
     def mix(
@@ -119,7 +120,7 @@ def mixed_of(rows: int) -> Maker:
 
             def two_words(base: ir.Value, other: ir.Value, stride: ir.Value, row: int) -> Any:
                 offset = builder.add(at, builder.mul(stride, emit.number(row)))
-                return [emit.vector(builder, builder.add(a, offset), words) for a in (base, other)]
+                return [emit.vector(builder, builder.add(a, offset), WORDS) for a in (base, other)]
 
             values = [two_words(high_values, low_values, values_stride, n) for n in range(PAIR)]
             totals = []
@@ -127,9 +128,9 @@ def mixed_of(rows: int) -> Maker:
                 upper, lower = two_words(high, low, stride, row)
                 for pair, (value, rest) in enumerate(values):
                     first, second = loop.values[2 * (PAIR * row + pair) :][:2]
-                    totals.append(multiplied(builder, first, upper, value))
-                    second = multiplied(builder, second, upper, rest)
-                    totals.append(multiplied(builder, second, lower, value))
+                    totals.append(_multiplied(builder, first, upper, value))
+                    second = _multiplied(builder, second, upper, rest)
+                    totals.append(_multiplied(builder, second, lower, value))
             loop.end(totals)
             four = ir.VectorType(I64, 2 * PAIR)
             for row in range(rows):

@@ -113,9 +113,6 @@ def dots_of(form: WeightForm, tokens: int) -> Maker:
             if form not in DOTTED:
                 return context.get_dummy_value()
             y, y_stride, x, x_scales, tile, scales, one, two, row_scales, columns = given
-            multiply = emit.function(
-                builder, "llvm.x86.avx512.vpdpwssd.512", INTS, INTS, INTS, INTS
-            )
             tables = [_table(builder, form, address) for address in (one, two)]
             width = builder.lshr(columns, emit.number(3))  # bytes of a token's scales
             inputs_at = [
@@ -134,41 +131,20 @@ def dots_of(form: WeightForm, tokens: int) -> Maker:
                 _weights(builder, form, builder.add(block, emit.number(at)), table)
                 for at, table in zip((0, size // 2), tables, strict=True)
             ]
-            nothing = ir.Constant(INTS, [0] * TILE)
-            totals = [nothing] * (2 * tokens)
-            for vector in range(_VECTORS):
-                for t in range(tokens):
-                    at = builder.add(inputs_at[t], builder.shl(loop.k, emit.number(1)))
-                    at = builder.add(at, emit.number(8 * vector))
-                    words = _everywhere(
-                        builder, builder.load(emit.pointer(builder, at, I64), align=8)
-                    )
-                    for half in range(2):
-                        own = builder.bitcast(halves[half][vector], INTS)
-                        number = 2 * t + half
-                        totals[number] = builder.call(multiply, [totals[number], own, words])
+            totals = _block_sums(builder, halves, inputs_at, loop.k)
             factors = _block_scales(builder, form, scales, loop.k)
             offset = builder.lshr(loop.k, emit.number(3))  # 4 bytes for 32 inputs
             sums = []
             for t in range(tokens):
                 address = emit.pointer(builder, builder.add(scales_at[t], offset), F32)
-                scale = emit.alike(builder, builder.load(address, align=4))
+                scale = emit.repeated(builder, builder.load(address, align=4))
                 for half in range(2):
                     number = 2 * t + half
                     factor = builder.fmul(scale, factors[half]) if factors else scale
                     whole = builder.sitofp(totals[number], FLOATS)
                     sums.append(emit.multiply_add(builder, whole, factor, loop.values[number]))
             loop.end(sums)
-            rows = emit.vector(builder, row_scales, FLOATS)
-            for t in range(tokens):
-                place = builder.mul(builder.shl(y_stride, emit.number(2)), emit.number(t))
-                address = emit.pointer(builder, builder.add(y, place), FLOATS)
-                first, second = sums[2 * t : 2 * t + 2]
-                parts = [
-                    emit.shuffled(builder, first, second, list(range(lane, 2 * TILE, 2)))
-                    for lane in range(2)
-                ]
-                builder.store(builder.fmul(builder.fadd(*parts), rows), address, align=4)
+            _store(builder, sums, y, y_stride, row_scales)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 10), generate
@@ -176,7 +152,45 @@ def dots_of(form: WeightForm, tokens: int) -> Maker:
     return dots
 
 
-def _everywhere(builder: ir.IRBuilder, four: ir.Value) -> ir.Value:
+def _block_sums(
+    builder: ir.IRBuilder, halves: list[list[ir.Value]], inputs_at: list[ir.Value], k: ir.Value
+) -> list[ir.Value]:
+    """The sums of a block: for each token, one of each half of the tile. `inputs_at` are the
+    addresses of the tokens' inputs, and `k` is the block's first column."""
+    multiply = emit.function(builder, "llvm.x86.avx512.vpdpwssd.512", INTS, INTS, INTS, INTS)
+    totals = [ir.Constant(INTS, [0] * TILE)] * (2 * len(inputs_at))
+    for vector in range(_VECTORS):
+        for t, inputs in enumerate(inputs_at):
+            at = builder.add(inputs, builder.shl(k, emit.number(1)))
+            at = builder.add(at, emit.number(8 * vector))
+            four = builder.load(emit.pointer(builder, at, I64), align=8)
+            words = _repeated_words(builder, four)
+            for half in range(2):
+                own = builder.bitcast(halves[half][vector], INTS)
+                number = 2 * t + half
+                totals[number] = builder.call(multiply, [totals[number], own, words])
+    return totals
+
+
+def _store(
+    builder: ir.IRBuilder, sums: list[ir.Value], y: ir.Value, y_stride: ir.Value,
+    row_scales: ir.Value,
+) -> None:  # fmt: skip
+    """Store the results of a tile. A row has two lanes of a token's sums; they are added, and
+    multiplied with the row's scale."""
+    rows = emit.vector(builder, row_scales, FLOATS)
+    for t in range(len(sums) // 2):
+        place = builder.mul(builder.shl(y_stride, emit.number(2)), emit.number(t))
+        address = emit.pointer(builder, builder.add(y, place), FLOATS)
+        first, second = sums[2 * t : 2 * t + 2]
+        parts = [
+            emit.shuffled(builder, first, second, list(range(lane, 2 * TILE, 2)))
+            for lane in range(2)
+        ]
+        builder.store(builder.fmul(builder.fadd(*parts), rows), address, align=4)
+
+
+def _repeated_words(builder: ir.IRBuilder, four: ir.Value) -> ir.Value:
     """A vector that repeats the same four words."""
     wide = ir.VectorType(I64, TILE // 2)
     nothing = ir.Constant(wide, ir.Undefined)
@@ -225,7 +239,7 @@ def round_row(typing: Any, x: Any, rounded: Any, scales: Any, columns: Any) -> A
         bound = builder.call(largest, [larger])
         some = builder.fcmp_ordered(">", bound, ir.Constant(F32, 2.0**-100))
         factor = builder.fdiv(ir.Constant(F32, float(MOST)), bound)
-        every = emit.alike(builder, builder.select(some, factor, ir.Constant(F32, 0.0)))
+        every = emit.repeated(builder, builder.select(some, factor, ir.Constant(F32, 0.0)))
         for number, half in enumerate(halves):
             whole = builder.fptosi(builder.call(nearest, [builder.fmul(half, every)]), INTS)
             narrow = builder.trunc(whole, ir.VectorType(I16, TILE))

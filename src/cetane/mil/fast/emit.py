@@ -41,7 +41,7 @@ def vector(builder: ir.IRBuilder, address: ir.Value, kind: ir.VectorType) -> ir.
     return builder.load(pointer(builder, address, kind), align=1)
 
 
-def alike(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+def repeated(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """A vector whose lanes all hold one number of 32 bits."""
     nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(I32, 0))

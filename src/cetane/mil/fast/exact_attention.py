@@ -2,9 +2,9 @@
 
 The keys of earlier tokens lie where a cache contract put them: in slots, in a ring, or among the
 call's own columns. So a token among four in a call meets its keys in another order than a token
-alone. A plain sum would differ in its last bit. Here weights and values are first
-rounded to integers of 22 bits, and a sum of integers has no order. The step of a key's values is a
-fraction of the largest of them; the step of a row's weights, of the largest weight.
+alone. A plain sum would differ in its last bit. Here weights and values are first rounded to
+integers of 22 bits, and a sum of integers has no order. The step of a key's values is a fraction of
+the largest of them; the step of a row's weights, of the largest weight.
 
 The rows of a head read the same keys and values: these are loaded and rounded once for all of them.
 

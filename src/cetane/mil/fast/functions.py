@@ -116,7 +116,7 @@ class FastFunction:
         beside: Collection[str] = (),
     ) -> None:
         """`beside` are the names of all functions in its model."""
-        self.function, self._stages = signature, tuple(stages)
+        self.signature, self._stages = signature, tuple(stages)
         self.narrower = {
             n: name for n in NARROW if (name := at_tokens(signature.name, n)) in beside
         }
@@ -124,11 +124,11 @@ class FastFunction:
 
     def make_state(self) -> ArrayState:
         """The function's states, all zeros."""
-        types = self.function.states
+        types = self.signature.states
         return ArrayState(
             {
                 name: held(np.zeros(shape, NUMPY[types[name].dtype]), types[name].dtype)
-                for name, shape in self.function.state_shapes().items()
+                for name, shape in self.signature.state_shapes().items()
             }
         )
 
@@ -141,11 +141,11 @@ class FastFunction:
         copied. Float outputs are float32. Raises CetaneError that names the input that does not
         fit.
         """
-        expected, types = self.function.inputs, self.function.outputs
-        self.function.check_inputs(inputs)
+        expected, types = self.signature.inputs, self.signature.outputs
+        self.signature.check_inputs(inputs)
         values = {name: accepted(name, inputs[name], type_) for name, type_ in expected.items()}
         held_states = {} if state is None else state.arrays
-        self.function.check_states({name: a.shape for name, a in held_states.items()})
+        self.signature.check_states({name: a.shape for name, a in held_states.items()})
         states = dict(held_states)
         seen: dict[tuple[Operand, int], Array] = {}
         try:
@@ -155,6 +155,6 @@ class FastFunction:
                 else:
                     stage.run(values, states)
         except Exception as error:  # onnxruntime's exceptions have no common base
-            raise CetaneError(f"function {self.function.name}{_place(error)}") from error
+            raise CetaneError(f"function {self.signature.name}{_place(error)}") from error
         held_states.update(states)
         return {name: declared(values[name], type_) for name, type_ in types.items()}

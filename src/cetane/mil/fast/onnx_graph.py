@@ -15,8 +15,8 @@ from cetane.mil.fast.arrays import HELD_AS, held
 from cetane.mil.fast.attention_stage import View
 from cetane.mil.program import SizeRange
 
-# onnxruntime's own ops.
 MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own ops."""
 
 _ELEMENTS = {
     np.float32: TensorProto.FLOAT, np.bool_: TensorProto.BOOL, np.int32: TensorProto.INT32

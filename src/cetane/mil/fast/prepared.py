@@ -2,8 +2,7 @@
 
 A folder holds functions that share weights, which are mapped into memory (`weights.bin`). The
 functions are tapes (`tapes.bin`), or stages: graphs of onnxruntime (`0.onnx`, ...) and attentions.
-`index.json` lists them,
-with its hash beside it: a wrong size in it could end the process.
+`index.json` lists them, with its hash beside it: a wrong size in it could end the process.
 """
 
 from __future__ import annotations
@@ -20,14 +19,21 @@ import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.files import is_kept, keeping, read_json, sha256
-from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import align
-from cetane.mil.fast.attention_stage import AttentionStage, Operand, View
-from cetane.mil.fast.functions import FastFunction, Feeding, GraphStage, Stage
+from cetane.mil.fast.attention_stage import AttentionStage
+from cetane.mil.fast.functions import FastFunction, GraphStage, Stage
+from cetane.mil.fast.json_forms import (
+    attention_as_json,
+    attention_from_json,
+    feeding_as_json,
+    feeding_from_json,
+    signature_as_json,
+    signature_from_json,
+)
 from cetane.mil.fast.sessions import open_session
 from cetane.mil.fast.tape.code import NUMBERS, WIDTH, Tape
 from cetane.mil.fast.tape.function import function_of, mapped
-from cetane.mil.program import Signature, SizeRange, TensorType, plain_name
+from cetane.mil.program import Signature, plain_name
 
 if TYPE_CHECKING:
     from cetane.mil.fast.program import SharedModel, SharedStage
@@ -57,7 +63,7 @@ def _write_tapes(model: TapeModel, folder: Path) -> None:
             file.write(tape.code.tobytes() + tape.numbers.tobytes())
     index = {
         "weights": _identity(folder / WEIGHTS),
-        "functions": {n: _signature_as_json(s) for n, s in model.signatures.items()},
+        "functions": {n: signature_as_json(s) for n, s in model.signatures.items()},
         "tapes": tapes,
         "sha256": sha256(folder / TAPES),
     }
@@ -87,18 +93,18 @@ def _write_graphs(shared: SharedModel, folder: Path) -> None:
     with (folder / WEIGHTS).open("wb") as data:
         for number, stage in enumerate(shared.stages):
             if isinstance(stage, dict):
-                attentions = {n: _attention_as_json(own) for n, own in stage.items()}
+                attentions = {n: attention_as_json(own) for n, own in stage.items()}
                 stages.append({"attentions": attentions})
                 continue
             content = _with_weights(stage, data)
             name = f"{number}.onnx"
             (folder / name).write_bytes(content)
-            feedings = {n: _feeding_as_json(own) for n, own in stage.feedings.items()}
-            sha256 = hashlib.sha256(content).hexdigest()
-            stages.append({"model": name, "sha256": sha256, "feedings": feedings})
+            feedings = {n: feeding_as_json(own) for n, own in stage.feedings.items()}
+            digest = hashlib.sha256(content).hexdigest()
+            stages.append({"model": name, "sha256": digest, "feedings": feedings})
     index = {
         "weights": _identity(folder / WEIGHTS),
-        "functions": {n: _signature_as_json(s) for n, s in shared.signatures.items()},
+        "functions": {n: signature_as_json(s) for n, s in shared.signatures.items()},
         "stages": stages,
     }
     _keep_index(index, folder)
@@ -111,14 +117,14 @@ def _read_graphs(
     for stage in index["stages"]:
         if "attentions" in stage:
             for name, own in stages.items():
-                own.append(_attention_from_json(stage["attentions"][name]))
+                own.append(attention_from_json(stage["attentions"][name]))
             continue
         path = folder / plain_name(stage["model"], "model")
         if sha256(path) != stage["sha256"]:
             raise CetaneError(f"{path} is damaged")
         session = open_session(str(path))
         for name, own in stages.items():
-            own.append(GraphStage(_feeding_from_json(stage["feedings"][name]), session))
+            own.append(GraphStage(feeding_from_json(stage["feedings"][name]), session))
     return {name: FastFunction(s, stages[name]) for name, s in signatures.items()}
 
 
@@ -150,7 +156,7 @@ class PreparedModel:
         """Open a folder. Raises CetaneError if `write` has not finished it, or if it is damaged."""
         try:
             index = _read_index(folder)
-            signatures = {n: _signature_from_json(n, c) for n, c in index["functions"].items()}
+            signatures = {n: signature_from_json(n, c) for n, c in index["functions"].items()}
             if _identity(folder / WEIGHTS) != index["weights"]:
                 raise CetaneError(f"{folder / WEIGHTS} is damaged")
             read = _read_tapes if "tapes" in index else _read_graphs
@@ -184,88 +190,3 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if not is_kept(folder / INDEX):
         raise CetaneError(f"{folder / INDEX} is missing or damaged")
     return read_json(folder / INDEX)
-
-
-def _signature_as_json(signature: Signature) -> dict[str, Any]:
-    kinds = {"inputs": signature.inputs, "outputs": signature.outputs, "states": signature.states}
-    return {what: {n: _type_as_json(t) for n, t in types.items()} for what, types in kinds.items()}
-
-
-def _signature_from_json(name: str, content: dict[str, Any]) -> Signature:
-    return Signature(
-        name,
-        *(
-            {n: _type_from_json(t) for n, t in content[what].items()}
-            for what in ("inputs", "outputs", "states")
-        ),
-    )
-
-
-def _feeding_as_json(feeding: Feeding) -> dict[str, Any]:
-    return {
-        "whole": feeding.whole,
-        "views": {name: _operand_as_json(view) for name, view in feeding.views.items()},
-        "constants": {n: [str(a.dtype), a.tolist()] for n, a in feeding.constants.items()},
-        "results": feeding.results,
-    }
-
-
-def _feeding_from_json(content: dict[str, Any]) -> Feeding:
-    constants: dict[str, Array] = {
-        n: np.array(values, dtype) for n, (dtype, values) in content["constants"].items()
-    }
-    views = {n: View(*view) for n, view in content["views"].items()}
-    return Feeding(tuple(content["whole"]), views, constants, dict(content["results"]))
-
-
-def _attention_as_json(attention: AttentionStage) -> dict[str, Any]:
-    return {
-        "rows": _operand_as_json(attention.rows),
-        "keys": [_operand_as_json(part) for part in attention.keys],
-        "values": [_operand_as_json(part) for part in attention.values],
-        "mask": _operand_as_json(attention.mask),
-        "result": attention.result,
-        "cap": attention.cap,
-        "sinks": None if attention.sinks is None else _operand_as_json(attention.sinks),
-        "exact": attention.exact,
-    }
-
-
-def _attention_from_json(content: dict[str, Any]) -> AttentionStage:
-    sinks = content["sinks"]
-    return AttentionStage(
-        _operand_from_json(content["rows"]),
-        tuple(map(_operand_from_json, content["keys"])),
-        tuple(map(_operand_from_json, content["values"])),
-        _operand_from_json(content["mask"]),
-        content["result"],
-        content["cap"],
-        None if sinks is None else _operand_from_json(sinks),
-        content["exact"],
-    )
-
-
-def _operand_as_json(operand: Operand) -> str | list[str | int]:
-    if isinstance(operand, str):
-        return operand
-    return [operand.source, operand.begin, operand.end]
-
-
-def _operand_from_json(content: str | list[Any]) -> Operand:
-    return content if isinstance(content, str) else View(*content)
-
-
-def _type_as_json(type_: TensorType) -> list[Any]:
-    shape = [s if isinstance(s, int) else [s.lower, s.upper] for s in type_.shape]
-    return [shape, type_.dtype, type_.default, type_.enumerated, type_.any_shape]
-
-
-def _type_from_json(content: list[Any]) -> TensorType:
-    shape, dtype, default, enumerated, any_shape = content
-    return TensorType(
-        tuple(s if isinstance(s, int) else SizeRange(*s) for s in shape),
-        dtype,
-        None if default is None else tuple(default),
-        tuple(map(tuple, enumerated)),
-        any_shape,
-    )

@@ -78,14 +78,14 @@ def _attention(context: Context, op: Op) -> AttentionStage:
 
     (rows,), (mask,) = named("rows"), named("mask")
     return AttentionStage(
-        rows,
-        named("keys"),
-        named("values"),
-        mask,
-        op.outputs[0].name,
-        float(context.plain(op, "cap", 0.0)),
-        next(iter(named("sinks")), None),
-        bool(context.plain(op, "exact")),
+        rows=rows,
+        keys=named("keys"),
+        values=named("values"),
+        mask=mask,
+        result=op.outputs[0].name,
+        cap=float(context.plain(op, "cap", 0.0)),
+        sinks=next(iter(named("sinks")), None),
+        exact=bool(context.plain(op, "exact")),
     )
 
 

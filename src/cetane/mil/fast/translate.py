@@ -19,10 +19,10 @@ from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op
 from cetane.mil.shapes import KnownOp, Shape, result_shapes
 
-# Constants with more elements stay out of the graph.
 _LITERAL_ELEMENTS = 64
-# The translator itself translates these; `fusion` makes a view of a part of an input.
+"""The most elements of a constant that lies in the graph itself."""
 _OWN = ("read_state", "write_state", VIEW)
+"""The translator itself translates these; `fusion` makes a view of a part of an input."""
 
 
 def unsupported(function: MilFunction) -> list[str]:
@@ -103,14 +103,14 @@ class _Translator:
             result = TRANSLATIONS[op.kind].call(self.graph, **self._arguments(op))
             names = (result,) if isinstance(result, str) else result
             for name, value in zip(names, op.outputs, strict=True):
-                self._values[value.name] = _declared(name, value)
+                self._values[value.name] = _typed(name, value)
 
     def _view(self, op: Op) -> None:
         (source,), (value,) = op.inputs["x"], op.outputs
         begin, end = (self._constants.plain(op.inputs[name][0]) for name in ("begin", "end"))
         name = f"{source}[{begin}:{end}]"
         self.graph.views[name] = View(str(source), begin, end)
-        self._values[name] = self._values[value.name] = _declared(name, value)
+        self._values[name] = self._values[value.name] = _typed(name, value)
 
     def _arguments(self, op: Op) -> dict[str, Any]:
         arguments = {}
@@ -156,7 +156,7 @@ class _Translator:
         return held(self._constants.array(item), dtype)
 
 
-def _declared(name: str, value: NamedValue) -> Tensor:
+def _typed(name: str, value: NamedValue) -> Tensor:
     """A node's result with the type that the program declares."""
     if value.type is None:
         raise CetaneError(f"its result {value.name} is not a tensor")

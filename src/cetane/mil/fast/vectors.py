@@ -77,7 +77,7 @@ def _floats(
     if form is WeightForm.SCALED_BYTES:  # 4 bytes for each of `ROWS` rows and of 32 columns
         address = builder.add(scales, builder.lshr(k, emit.number(1)))
         address = builder.add(address, emit.number(4 * row))
-        scale = emit.alike(builder, builder.load(emit.pointer(builder, address, F32), align=1))
+        scale = emit.repeated(builder, builder.load(emit.pointer(builder, address, F32), align=1))
         vectors = [builder.fmul(vector, scale) for vector in vectors]
     return vectors
 

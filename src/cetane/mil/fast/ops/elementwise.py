@@ -7,7 +7,6 @@ from cetane.mil.fast.context import WIDENED
 from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
 from cetane.mil.fast.registry import translates
 
-# MIL ops that are one ONNX op with the same inputs in the same order.
 _UNARY = {
     "abs": "Abs",
     "acos": "Acos",
@@ -29,6 +28,7 @@ _UNARY = {
     "tan": "Tan",
     "tanh": "Tanh",
 }
+"""MIL ops that are one ONNX op with the same inputs in the same order."""
 _BINARY = {
     "add": "Add",
     "equal": "Equal",
@@ -45,13 +45,13 @@ _BINARY = {
     "pow": "Pow",
     "sub": "Sub",
 }
-# `cast` goes through these types, so that values wrap around as they do in MIL.
 _INTEGERS = {
     "int8": TensorProto.INT8,
     "int16": TensorProto.INT16,
     "uint8": TensorProto.UINT8,
     "uint16": TensorProto.UINT16,
 }
+"""The types that `cast` goes through, so that values wrap around as they do in MIL."""
 
 
 def _unary(kind: str, onnx_kind: str) -> None:

@@ -3,7 +3,6 @@
 from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
 from cetane.mil.fast.registry import translates
 
-# Kinds of reduction, and whether an integer result needs no fraction on the way.
 _REDUCTIONS = {
     "reduce_sum": ("ReduceSum", True),
     "reduce_max": ("ReduceMax", True),
@@ -16,6 +15,7 @@ _REDUCTIONS = {
     "reduce_log_sum": ("ReduceLogSum", False),
     "reduce_log_sum_exp": ("ReduceLogSumExp", False),
 }
+"""Kinds of reduction, and whether an integer result needs no fraction on the way."""
 
 
 def _reduction(kind: str, onnx_kind: str, integer: bool) -> None:

@@ -1,6 +1,6 @@
 """An encoded instruction as the compiled loop reads it: columns, addresses, lines of floats.
 
-`code.encoded` writes the columns.
+`assembly.encoded` writes the columns.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def address(row, bases, place):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def unstrided_address(row, bases, index):  # type: ignore[no-untyped-def]
-    """The address of one of an instruction's further places (`Instruction.others`), from 0 on."""
+    """The address of one of an instruction's `unstrided` places, from 0 on."""
     return bases[row[PARAMETERS + 2 * index]] + 4 * row[PARAMETERS + 2 * index + 1]
 
 

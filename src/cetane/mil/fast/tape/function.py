@@ -45,7 +45,9 @@ class TapeStage:
         self._arena = np.empty(tape.arena + 16, np.float32)
         self._runs = np.empty(max(1, tape.runs), np.int64)
         self._shared = np.zeros(1, np.int64)
+        """The number through which threads wait for each other; 0 when a call begins."""
         self._own = threading.Lock()
+        """Held by a call, since the arena and the runs are those of one."""
         fixed = self._arena, self._weights, self._runs
         self._bases = np.array([array.ctypes.data for array in fixed], np.int64)
         types = {**signature.outputs, **signature.states}

@@ -14,7 +14,7 @@ from cetane.mil.fast.dots import TILE
 from cetane.mil.fast.exact_attention import attend_exactly
 from cetane.mil.fast.forms import ROWS
 from cetane.mil.fast.intrinsics import count_up, counted, pointer
-from cetane.mil.fast.tape.code import FIRST, NUMBERS, RUNS_AT, WEIGHTS, WIDTH, Opcode, Tape
+from cetane.mil.fast.tape.code import NUMBERS, WIDTH, Opcode, Tape
 from cetane.mil.fast.tape.encoded import (
     KIND,
     OPCODE,
@@ -29,6 +29,7 @@ from cetane.mil.fast.tape.encoded import (
 )
 from cetane.mil.fast.tape.lines import over_lines
 from cetane.mil.fast.tape.moves import find_runs, pick, update, widen
+from cetane.mil.fast.tape.place import FIRST, RUNS_AT, WEIGHTS
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.quick_attention import attend_quickly
 from cetane.mil.fast.tape.rounded import multiply_rounded, rounds
@@ -98,7 +99,7 @@ def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     - the numbers of tokens, of columns and of rows: columns and rows are padded;
     - the floats from a token to the next in the results and in the inputs, and the bytes of a row
       of weights;
-    - the byte offsets of `weights.Rows.data`, `scale`, `tables` and `palette_ids`.
+    - the byte offsets of `weights.WeightRows.data`, `scale`, `tables` and `palette_ids`.
     """
     p, base = row[PARAMETERS:], bases[WEIGHTS]
     tokens, columns, rows = p[0], p[1], p[2]

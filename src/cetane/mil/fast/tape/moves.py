@@ -5,7 +5,7 @@ from numba import carray, njit
 
 from cetane.mil.fast.exact_attention import HIDDEN
 from cetane.mil.fast.intrinsics import pointer
-from cetane.mil.fast.tape.code import MOST_AXES, RUNS_AT
+from cetane.mil.fast.tape.code import MOST_AXES
 from cetane.mil.fast.tape.encoded import (
     PARAMETERS,
     PLACES,
@@ -14,6 +14,7 @@ from cetane.mil.fast.tape.encoded import (
     line_at,
     share_of,
 )
+from cetane.mil.fast.tape.place import RUNS_AT
 
 _F = np.float32
 

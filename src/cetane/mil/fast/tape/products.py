@@ -79,7 +79,7 @@ def multiply(  # type: ignore[no-untyped-def]
 ):
     """Fill rows `first .. last` of the product of a weight with `tokens` rows of inputs.
 
-    `y`, `x`, `w`, `scale`, `tables` and `palette_ids` are addresses, int64; `weights.Rows`
+    `y`, `x`, `w`, `scale`, `tables` and `palette_ids` are addresses, int64; `weights.WeightRows`
     describes the last four. `y_stride` and `x_stride` are the floats from a token to the next,
     `w_stride` is the bytes of a row. `columns` is a multiple of `BLOCK`. `first` and `last` are
     multiples of `ROWS`.

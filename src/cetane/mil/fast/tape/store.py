@@ -19,7 +19,7 @@ _ALIGNED = 64
 
 @dataclass(frozen=True)
 class RowOffsets:
-    """Where a product's weight lies: byte offsets of its four arrays; see `weights.Rows`."""
+    """Where a product's weight lies: byte offsets of its four arrays; see `weights.WeightRows`."""
 
     form: WeightForm
     count: int

@@ -27,7 +27,7 @@ GROUP = EIGHT if DOTTED else ROWS
 
 
 @dataclass(frozen=True)
-class Rows:
+class WeightRows:
     """A weight `(N, K)` in one form; K is padded with zeros to whole blocks.
 
     `data` (N, bytes of a row), uint8; integers and indices are bytes until they are grouped.
@@ -42,7 +42,7 @@ class Rows:
     tables: Array
     palette_ids: Array
 
-    def grouped(self) -> Rows:
+    def grouped(self) -> WeightRows:
         """The weight as products read it: with rows of zeros up to a multiple of `TILE` or `ROWS`,
         and the blocks of this many rows side by side."""
         size = TILE if self.form in DOTTED else ROWS
@@ -61,7 +61,7 @@ class Rows:
         return replace(self, data=data, scale=scale, tables=tables, palette_ids=palette_ids)
 
 
-def rows_of(constants: Constants, weight: Argument) -> Rows:
+def rows_of(constants: Constants, weight: Argument) -> WeightRows:
     """A constant weight `(N, K, ...)` as rows."""
     op = constants.producer(weight)
     if op is not None and op.kind == "concat" and _below_each_other(constants, op):
@@ -74,7 +74,7 @@ def rows_of(constants: Constants, weight: Argument) -> Rows:
     return _floats(_matrix(constants.array(weight)))
 
 
-def _linear(constants: Constants, op: Op) -> Rows | None:
+def _linear(constants: Constants, op: Op) -> WeightRows | None:
     """A linear weight with a scale for each row or for blocks of inputs, in int8 if that holds its
     steps from zero; None for other forms of scales."""
     offset = constants.array(op.inputs["offset"][0]) if "offset" in op.inputs else None
@@ -103,7 +103,7 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
     return _bytes(WeightForm.BYTES, data, scale[:, 0], _NONE)
 
 
-def _palettes(constants: Constants, op: Op) -> Rows | None:
+def _palettes(constants: Constants, op: Op) -> WeightRows | None:
     """Palettes of up to 6 bits, each of some rows; None for others."""
     if "shape" in op.inputs:  # the op of iOS 16
         return None
@@ -131,7 +131,7 @@ def _palettes(constants: Constants, op: Op) -> Rows | None:
 
 def _looked_up(
     form: WeightForm, indices: Array, scale: Array, palettes: Array, palette_ids: Array
-) -> Rows:
+) -> WeightRows:
     """Weights by indices of palettes, float32 (palettes, entries); they become words in tiles."""
     whole = np.pad(palettes, ((0, 0), (0, ENTRIES[form] - palettes.shape[1])))
     # Padding meets inputs of zero. The row's last index brings in no new entry, such as infinity.
@@ -139,7 +139,7 @@ def _looked_up(
     if form in DOTTED:
         whole = np.rint(whole).astype(np.int16)
         whole = np.tile(whole, 2) if form is WeightForm.NIBBLES else whole
-    return Rows(form, data, scale, np.ascontiguousarray(whole).view(np.uint8), palette_ids)
+    return WeightRows(form, data, scale, np.ascontiguousarray(whole).view(np.uint8), palette_ids)
 
 
 def in_tiles(form: WeightForm, rows: Array) -> Array:
@@ -177,7 +177,7 @@ def in_nibbles(indices: Array) -> Array:
     return both.reshape(len(indices), -1)
 
 
-def _rounded(values: Array) -> Rows:
+def _rounded(values: Array) -> WeightRows:
     """A weight in 8 bits, symmetric, with a scale for each block."""
     blocks = _in_blocks(values).reshape(len(values), -1, BLOCK)
     scale = np.abs(blocks).max(-1) / np.float32(127)
@@ -186,12 +186,12 @@ def _rounded(values: Array) -> Rows:
     return _bytes(WeightForm.SCALED_BYTES, steps.reshape(len(values), -1), ones, scale)
 
 
-def _bytes(form: WeightForm, steps: Array, scale: Array, tables: Array) -> Rows:
+def _bytes(form: WeightForm, steps: Array, scale: Array, tables: Array) -> WeightRows:
     data = np.ascontiguousarray(_in_blocks(steps).astype(np.int8)).view(np.uint8)
-    return Rows(form, data, scale, tables, np.empty(0, np.int32))
+    return WeightRows(form, data, scale, tables, np.empty(0, np.int32))
 
 
-def _floats(values: Array) -> Rows:
+def _floats(values: Array) -> WeightRows:
     """A weight as it is, in 16 bits if they hold it."""
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float16)
@@ -199,7 +199,7 @@ def _floats(values: Array) -> Rows:
     if not np.array_equal(narrow, values):
         form, kept = WeightForm.FLOATS, values.astype(np.float32)
     data = np.ascontiguousarray(_in_blocks(kept)).view(np.uint8)
-    return Rows(form, data, np.ones(len(values), np.float32), _NONE, np.empty(0, np.int32))
+    return WeightRows(form, data, np.ones(len(values), np.float32), _NONE, np.empty(0, np.int32))
 
 
 def _below_each_other(constants: Constants, op: Op) -> bool:
@@ -210,7 +210,7 @@ def _below_each_other(constants: Constants, op: Op) -> bool:
     return plain["axis"] % rank == 0 and not plain.get("interleave")
 
 
-def _joined(constants: Constants, op: Op) -> Rows:
+def _joined(constants: Constants, op: Op) -> WeightRows:
     """Weights of the same inputs, one below the other. Parts of several forms become floats."""
     names = op.inputs["values"]
     parts = [rows_of(constants, part) for part in names]
@@ -226,7 +226,7 @@ def _joined(constants: Constants, op: Op) -> Rows:
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("data", "scale", "tables")
     )
-    return Rows(form, data, scale, tables, np.concatenate(palette_ids))
+    return WeightRows(form, data, scale, tables, np.concatenate(palette_ids))
 
 
 def _filled(rows: Array, size: int) -> Array:

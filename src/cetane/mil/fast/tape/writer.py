@@ -10,22 +10,11 @@ import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.fast.arrays import HELD_AS
-from cetane.mil.fast.tape.code import (
-    ARENA,
-    EXACT,
-    FIRST,
-    RUNS_AT,
-    WEIGHTS,
-    Instruction,
-    Opcode,
-    Place,
-    Tape,
-    Unary,
-    strides_of,
-    tape_of,
-)
+from cetane.mil.fast.tape.assembly import tape_of
+from cetane.mil.fast.tape.code import EXACT, Instruction, Opcode, Tape, Unary
 from cetane.mil.fast.tape.integers import IntegerBounds, is_integer
 from cetane.mil.fast.tape.last_reads import LastReads
+from cetane.mil.fast.tape.place import ARENA, FIRST, RUNS_AT, WEIGHTS, Place, strides_of
 from cetane.mil.fast.tape.store import ConstantStore
 from cetane.mil.fast.tape.unsupported import Unsupported
 from cetane.mil.fast.translate import live_ops

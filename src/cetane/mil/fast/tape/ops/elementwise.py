@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cetane.mil.fast.context import WIDENED
-from cetane.mil.fast.tape.code import Binary, Opcode, Place, Unary
+from cetane.mil.fast.tape.code import Binary, Opcode, Unary
 from cetane.mil.fast.tape.ops.registry import enters
+from cetane.mil.fast.tape.place import Place
 from cetane.mil.fast.tape.unsupported import Unsupported
 from cetane.mil.fast.tape.writer import Writer
 from cetane.mil.shapes import broadcast

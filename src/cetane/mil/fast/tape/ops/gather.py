@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from cetane.mil.fast.tape.code import Opcode, Place
+from cetane.mil.fast.tape.code import Opcode
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import part, reshaped
+from cetane.mil.fast.tape.place import Place
 from cetane.mil.fast.tape.unsupported import Unsupported
 from cetane.mil.fast.tape.writer import Writer
 from cetane.mil.program import Argument

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR
 from cetane.mil.fast.emit import BLOCK
-from cetane.mil.fast.tape.code import Binary, Opcode, Place, Unary
+from cetane.mil.fast.tape.code import Binary, Opcode, Unary
 from cetane.mil.fast.tape.ops.elementwise import combined
 from cetane.mil.fast.tape.ops.registry import Places, enters
 from cetane.mil.fast.tape.ops.shape import part, transpose
+from cetane.mil.fast.tape.place import Place
 from cetane.mil.fast.tape.unsupported import Unsupported
 from cetane.mil.fast.tape.writer import Writer
 from cetane.mil.program import Argument

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from cetane.mil.fast.context import RMS_NORM
-from cetane.mil.fast.tape.code import Opcode, Place, Reduction
+from cetane.mil.fast.tape.code import Opcode, Reduction
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import reshaped, transpose
+from cetane.mil.fast.tape.place import Place
 from cetane.mil.fast.tape.unsupported import Unsupported
 from cetane.mil.fast.tape.writer import SHARED, Writer
 

@@ -6,7 +6,7 @@ else, plain Python values. A function raises Unsupported for parameters that no 
 Annotations are read as text, so each file of ops needs `from __future__ import annotations`.
 """
 
-from cetane.mil.fast.tape.code import Place
+from cetane.mil.fast.tape.place import Place
 from cetane.mil.implementation import Implementations
 
 Places = list[Place]

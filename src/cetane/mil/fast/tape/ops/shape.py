@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cetane.mil.fast.tape.code import Place
 from cetane.mil.fast.tape.ops.registry import Places, enters
+from cetane.mil.fast.tape.place import Place
 from cetane.mil.fast.tape.unsupported import Unsupported
 from cetane.mil.fast.tape.writer import Writer
 from cetane.mil.shapes import with_kept

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cetane.mil.fast.context import VIEW
-from cetane.mil.fast.tape.code import MOST_AXES, Opcode, Place
+from cetane.mil.fast.tape.code import MOST_AXES, Opcode
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import part
+from cetane.mil.fast.tape.place import Place
 from cetane.mil.fast.tape.unsupported import Unsupported
 from cetane.mil.fast.tape.writer import Writer
 from cetane.mil.program import Argument

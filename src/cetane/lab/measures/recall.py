@@ -1,11 +1,5 @@
-"""Measures of structure: recall of needles by distance, and masks of another context."""
+"""A measure of recall: needles that attention finds, by distance."""
 
-import shutil
-import tempfile
-from pathlib import Path
-
-from cetane.bundle import Bundle
-from cetane.files import remove
 from cetane.lab.experiment import ArmName
 from cetane.lab.needle import LONGEST, recall
 from cetane.lab.sides import Findings, Sides, figure, measure_of_both
@@ -42,27 +36,3 @@ def by_distance(recalled: dict[int, float], window: int) -> Findings:
         },
         curves={"recall by distance": [(float(d), share) for d, share in recalled.items()]},
     )
-
-
-@measure_of_both("masks")
-def masks(sides: Sides) -> dict[ArmName, Findings]:
-    """The mismatches that static checks count in the baseline, and in a wrong candidate.
-
-    The candidate has the baseline's last package in place of its own.
-    """
-    from cetane.gates.static import static_checks
-
-    findings: dict[ArmName, Findings] = {}
-    baseline, candidate = sides.baseline.bundle, sides.candidate.bundle
-    last = candidate.plan.shards[-1].name
-    with tempfile.TemporaryDirectory(dir=sides.workload.setting.folder) as folder:
-        mixed = Path(folder) / "mixed"
-        shutil.copytree(candidate.path, mixed)
-        remove(Bundle(mixed).shard(last))
-        shutil.copytree(baseline.shard(last), Bundle(mixed).shard(last))
-        for name, bundle in (("baseline", baseline), ("candidate", Bundle(mixed))):
-            wrong = static_checks(bundle)
-            texts = {"masks": "; ".join(map(str, wrong[:3]))} if wrong else {}
-            figures = {"mask_mismatches": figure("mask_mismatches", len(wrong))}
-            findings["baseline" if name == "baseline" else "candidate"] = Findings(figures, texts)
-    return findings
