@@ -79,7 +79,7 @@ BODIES = {
     "no JSON": (b"{", 400, "not valid JSON"),
     "a list": (b"[]", 400, "not a JSON object"),
     "invalid UTF-8": (b'{"model": "\xff\xfe"}', 400, "not valid JSON"),
-    "a lone surrogate": (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "not valid Unicode"),
+    "a lone surrogate": (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "half a character"),
     "deeply nested": (deep(50_000), 400, "too deeply nested"),
     "many digits": (b'{"seed": 1' + b"0" * 60 + b"}", 400, "digits"),
     "a field twice": (b'{"model": "tiny", "prompt": "a", "prompt": "b"}', 400, "appears twice"),
