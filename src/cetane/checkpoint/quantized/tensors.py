@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.dtypes import to_torch
 from cetane.checkpoint.stored_tensors import StoredTensor
-from cetane.errors import CetaneError
+from cetane.errors import DAMAGED_CHECKPOINT, CetaneError
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,6 @@ HINT = (
     "use the model's original weights or a GGUF file, or call `dequantize()` on it with "
     "transformers and save it"
 )
-DAMAGED = "the checkpoint is damaged: download it again"
 FLOATS = {"F64", "F32", "F16", "BF16"}
 PARTS = {
     "words": {"I32", "U32"}, "zeros": {"I32", "U32"}, "groups": {"I32", "I64"},
@@ -56,7 +55,8 @@ class QuantizedTensor(StoredTensor):
             return self.decode(parts).float().reshape(self.shape)
         except (RuntimeError, IndexError, ValueError) as error:
             raise CetaneError(
-                f"{self.file}: {self.name}, {self.label}, does not fit its scales", DAMAGED
+                f"{self.file}: {self.name}, {self.label}, does not fit its scales",
+                DAMAGED_CHECKPOINT,
             ) from error
 
     def read(self) -> bytearray:
