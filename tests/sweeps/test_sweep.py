@@ -685,6 +685,21 @@ def test_workers_judge_what_one_process_judges(
     assert sorted(path.name for path in folder.iterdir()) == ["sensitivity.safetensors", POINTS]
 
 
+@pytest.mark.parametrize("name", ["tasks", "tasks/objects", "tasks/results"])
+def test_a_strangers_sweep_writes_nothing_elsewhere(
+    name: str, tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, passage: Passage
+) -> None:
+    """Results of workers were put where a link of the folder led."""
+    folder, theirs = tmp_path / "sweep", tmp_path / "theirs"
+    theirs.mkdir()
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).symlink_to(theirs)
+    work = Sweep(tiny_checkpoint, small, passage, Target("m4-max"), folder, lambda *_: None)
+    with pytest.raises(CetaneError, match=r"cannot write .*/tasks: there are links in it \(move"):
+        SweepTasks(work, Inline()).judge_ways(["fp16"], mixing=False)
+    assert not list(theirs.iterdir()) and (folder / name).is_symlink()
+
+
 def test_a_bundle_takes_no_files_of_a_sweep(tmp_path: Path) -> None:
     """With them it was refused ever after: they are not in its manifest."""
     (tmp_path / "manifest.json").touch()
