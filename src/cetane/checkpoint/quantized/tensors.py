@@ -151,7 +151,7 @@ class QuantizedTensors:
         **names: str,
     ) -> None:
         """Replace the parts of a weight, named by role, by one tensor. A role that ends in `_` may
-        be missing. CetaneError for a part of another dtype."""
+        be missing. CetaneError for a part of another dtype, and for a weight that is plain too."""
         parts = {}
         for role, name in names.items():
             part = self.take(f"{module}{name}", optional=role.endswith("_"))
@@ -160,6 +160,8 @@ class QuantizedTensors:
                 self.check(part.dtype in PARTS.get(kind, {part.dtype}),
                            f"{module}{name} in {part.dtype}")  # fmt: skip
                 parts[kind] = part
+        if f"{module}{end}" in self.tensors:
+            raise self.bad(f"{module}{end} is there twice, plain and in parts")
         first = next(iter(parts.values()))
         nbytes = 4 * math.prod(shape)
         self.tensors[f"{module}{end}"] = QuantizedTensor(
