@@ -9,6 +9,8 @@ STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 """Control characters but tabs and line ends, and marks that turn the direction of writing."""
 SET_TMPDIR = "set TMPDIR to a folder that can be written"
 """The advice where no folder takes temporary files."""
+DAMAGED_CHECKPOINT = "the checkpoint is damaged: download it again"
+"""The advice where weights contradict each other, or are no numbers."""
 
 
 class CetaneError(Exception):

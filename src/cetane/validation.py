@@ -48,6 +48,9 @@ overflow from about 1e250."""
 Drawn = Annotated[float, Field(ge=-MOST_DRAWN, le=MOST_DRAWN, allow_inf_nan=False)]
 """A figure that can be drawn."""
 
+HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""The escape of half a character in JSON. It may belong to a pair, which is a whole one."""
+
 Content = TypeVar("Content")
 
 
@@ -193,8 +196,8 @@ def nearest(name: str, options: Iterable[str]) -> str:
 def parse_json(
     text: str | bytes | bytearray, where: str, hint: str | None = None, unique: bool = False
 ) -> Any:
-    """A JSON document. Raises CetaneError for invalid JSON, and for JSON beyond this module's
-    limits.
+    """A JSON document. Raises CetaneError for invalid JSON, for half a character, and for JSON
+    beyond this module's limits.
 
     `unique` refuses an object that has a key twice.
     """
@@ -203,6 +206,8 @@ def parse_json(
         whole = text if isinstance(text, str) else str(text, "utf-8-sig")
         content = json.loads(whole, object_pairs_hook=without_duplicates if unique else None)
         check_limits(content)
+        if HALF.search(whole):
+            check_whole(content)
     except (ValueError, RecursionError) as error:
         raise CetaneError(f"{where} is not valid JSON: {spoken(error)}", hint) from error
     return content
@@ -240,6 +245,14 @@ def spoken(error: Exception) -> str:
     if "integer string conversion" in str(error):  # Python's own limit, beyond ours
         return f"a number of more than {MOST_DIGITS} digits"
     return str(error)
+
+
+def check_whole(content: Any) -> None:
+    """Raise ValueError for half a character: JSON can hold it, and no UTF-8 can write it again."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a text in it holds half a character") from error
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

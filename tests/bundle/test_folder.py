@@ -107,7 +107,7 @@ def test_a_manifest_that_points_outside(path: Path, name: str) -> None:
         Bundle(path)
 
 
-@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 256])
+@pytest.mark.parametrize("name", ["a\0b", "x" * 256])
 def test_a_name_that_no_disk_takes(path: Path, name: str) -> None:
     edit(path, lambda content: content["files"].update({name: {"bytes": 0, "sha256": ""}}))
     with pytest.raises(CetaneError, match="no disk takes the name"):

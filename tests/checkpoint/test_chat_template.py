@@ -94,7 +94,6 @@ GREEDY = {
     "JSON indented by a text": "{{ [1]|tojson(indent='a' * 129) }}",
     "separated JSON": "{{ [1]|tojson(separators=('a' * 129, ':')) }}",
     "dates": "{{ strftime_now('%Y' * 65) }}",
-    "brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "many names": "".join(f"{{% if x %}}{{% set a{n} = 1 %}}{{% endif %}}" for n in range(600)),
     "many macros": "".join(f"{{% macro a{n}() %}}{{% endmacro %}}" for n in range(600)),
     "many imports": "{% if x %}{% from 'x' import a, b %}{% endif %}",
@@ -106,6 +105,20 @@ GREEDY = {
 def test_a_greedy_template(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cetane.checkpoint.template_limits.SECONDS", 0.5)
     with pytest.raises(CetaneError, match="chat template"):
+        render(template, MESSAGES, True, {})
+
+
+BRANCHED = {
+    "brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "conditions": "{% if x %}" * 1000 + "{% endif %}" * 1000,
+    "branches": "{% if x %}" + "{% elif x %}" * 8000 + "{% endif %}",
+}
+
+
+@pytest.mark.parametrize("template", BRANCHED.values(), ids=BRANCHED)
+def test_a_template_that_no_parser_takes(template: str) -> None:
+    """The reason of 8,000 branches was the one word MemoryError."""
+    with pytest.raises(CetaneError, match="too deeply nested, or an if has too many branches"):
         render(template, MESSAGES, True, {})
 
 

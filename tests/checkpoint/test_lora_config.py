@@ -18,12 +18,10 @@ GOOD = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path":
         ("r", 4.0),
         ("r", True),
         ("rank_pattern", {"q_proj": 4.0}),
-        ("base_model_name_or_path", "a\ud800"),
-        ("revision", "\udfff"),
     ],
 )
-def test_values_that_peft_or_json_cannot_take(tmp_path: Path, key: str, value: Any) -> None:
-    """peft makes a matrix of `r` rows, and half a character has no UTF-8."""
+def test_values_that_peft_cannot_take(tmp_path: Path, key: str, value: Any) -> None:
+    """peft makes a matrix of `r` rows."""
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(GOOD))
     assert read_config(path).r == 4

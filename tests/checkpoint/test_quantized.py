@@ -500,6 +500,19 @@ def test_mxfp4(tmp_path: Path) -> None:
     assert np.array_equal(checkpoint.read_rows(name, 1, 3).numpy(), truth[1:3])
 
 
+def test_a_weight_that_is_plain_too(tmp_path: Path) -> None:
+    """Its parts were taken, and nothing said that the other tensor went unread."""
+    name = "model.layers.0.mlp.experts.down_proj"
+    stored = {
+        f"{name}_blocks": torch.zeros(2, 4, 1, 16, dtype=torch.uint8),
+        f"{name}_scales": torch.zeros(2, 4, 1, dtype=torch.uint8),
+        name: torch.ones(2, 32, 4),
+    }
+    path = folder(tmp_path, {"quantization_config": {"quant_method": "mxfp4"}}, stored)
+    with pytest.raises(CetaneError, match=f"{name} is there twice, plain and in parts"):
+        open_checkpoint(path)
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
     [

@@ -125,6 +125,9 @@ def test_what_is_no_checkpoint(in_memory_files: Any) -> None:
     for url in ("ftp://a/b", "simplecache::memory://models/tiny", "zip://a::file://b"):
         with pytest.raises(CetaneError, match="no place that cetane reads"):
             open_checkpoint(url)
+    for url in ("gs://", "http://", "file:///"):
+        with pytest.raises(CetaneError, match=f"{url} names no place"):
+            open_checkpoint(url)
     in_memory_files.rm("/models/tiny/model.safetensors")
     with pytest.raises(CetaneError, match="has no model"):
         open_checkpoint(URL)

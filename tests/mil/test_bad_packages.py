@@ -91,15 +91,26 @@ def test_not_a_package(tmp_path: Path) -> None:
     refuses(tmp_path / "file", "an .mlpackage is a folder")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"itemInfoEntries": {}}', '{"a": 1, "a": 2}'])
+VERSION = '{"fileFormatVersion": "1.0.0", "rootModelIdentifier": "a", "itemInfoEntries": '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", '{"itemInfoEntries": {}}', '{"a": 1, "a": 2}',
+        VERSION + "[1]}", VERSION + '"x"}', VERSION + '{"a": null}}', VERSION + "{}}",
+    ],
+)  # fmt: skip
 def test_broken_manifest(package: Path, text: str) -> None:
     (package / "Manifest.json").write_text(text)
     refuses(package, "is not a package manifest")
 
 
-def test_manifest_that_points_outside(package: Path) -> None:
+@pytest.mark.parametrize("place", ["../../elsewhere", "x" * 5000, "x\0"])
+def test_manifest_that_points_outside(package: Path, place: str) -> None:
+    """Or to a name that no file can have."""
     manifest = json.loads((package / "Manifest.json").read_text())
-    manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"] = "../../elsewhere"
+    manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"] = place
     (package / "Manifest.json").write_text(json.dumps(manifest))
     refuses(package, "the item .* is outside the package")
 

@@ -1,5 +1,6 @@
 """Inputs that a function takes, made up or read from a file that may be anything."""
 
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,31 @@ def garble(file: Path) -> None:
     file.write_bytes(bytes(content))
 
 
+def garble_lzma(file: Path) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("x.npy", bytes(1000))
+        archive.writestr("n.npy", bytes(1000))
+    content = bytearray(file.read_bytes())
+    content[45:60] = b"\xff" * 15
+    file.write_bytes(bytes(content))
+
+
+def twice(file: Path) -> None:
+    """numpy and others may take either."""
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("x", archive.read("x.npy"))
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def endless(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
 def text(file: Path) -> None:
     file.write_text("no archive")
 
@@ -114,7 +140,13 @@ def huge(file: Path) -> None:
         archive.writestr("n.npy", n)
 
 
-@pytest.mark.parametrize("damage", [cut, scribble, garble, text, empty, remove, folder, raw, huge])
+DAMAGES = [
+    cut, scribble, garble, garble_lzma, twice, pipe, endless,
+    text, empty, remove, folder, raw, huge,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files(
     function: MilFunction, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

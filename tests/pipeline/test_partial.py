@@ -143,6 +143,21 @@ def test_a_stranger_of_its_name_stays(
     assert Partial(target).ours  # as it is while the first folders are made
 
 
+@pytest.mark.parametrize("name", ["bundle", "store", "earlier", "done"])
+def test_links_are_left_by_no_build(name: str, tmp_path: Path) -> None:
+    """A build that went on removed the hidden files of a folder to which `bundle` led."""
+    partial, theirs = Partial(tmp_path / "out"), tmp_path / "theirs"
+    partial.start("key")
+    theirs.mkdir()
+    (theirs / ".bashrc").touch()
+    remove(partial.root / name)
+    (partial.root / name).symlink_to(theirs)
+    with pytest.raises(CetaneError, match=r"out\.partial exists, and no build has left it"):
+        partial.start("key")
+    partial.resume()
+    assert (theirs / ".bashrc").exists() and not partial.target.exists()
+
+
 def test_a_note_that_is_no_file_counts_as_none(tmp_path: Path) -> None:
     """Reading a pipe would wait for a writer."""
     os.mkfifo(tmp_path / "key.json")

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from cetane.errors import CetaneError
 from cetane.server.errors import ApiError
-from cetane.server.grammar import GrammarConstraint, Grammars, grammar_of
+from cetane.server.grammar import GrammarConstraint, Grammars, grammar_of, reason
 from cetane.server.requests import RegexFormat
 from cetane.server.schemas import json_grammar, mended
 
@@ -35,6 +35,12 @@ def test_a_model_with_fewer_or_more_tokens_than_its_tokenizer(vocab: int) -> Non
 def test_a_tokenizer_that_tells_no_bytes() -> None:
     with pytest.raises(CetaneError, match="cannot read this model's tokenizer"):
         grammars(decoders.Metaspace(), 4)
+
+
+def test_a_panic_of_the_library_is_told_in_words() -> None:
+    """An enum of 100,000 values told of an assertion in Rust."""
+    matcher: Any = SimpleNamespace(get_error=lambda: "panic: assertion failed: symbols.len() < 9")
+    assert reason(matcher) == "it has more parts than llguidance takes: make it simpler"
 
 
 WRONG: dict[str, dict[str, Any]] = {

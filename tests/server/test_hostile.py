@@ -79,7 +79,7 @@ BODIES = {
     "no JSON": (b"{", 400, "not valid JSON"),
     "a list": (b"[]", 400, "not a JSON object"),
     "invalid UTF-8": (b'{"model": "\xff\xfe"}', 400, "not valid JSON"),
-    "a lone surrogate": (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "not valid Unicode"),
+    "a lone surrogate": (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "half a character"),
     "deeply nested": (deep(50_000), 400, "too deeply nested"),
     "many digits": (b'{"seed": 1' + b"0" * 60 + b"}", 400, "digits"),
     "a field twice": (b'{"model": "tiny", "prompt": "a", "prompt": "b"}', 400, "appears twice"),
@@ -90,12 +90,12 @@ BODIES = {
     "a token that is none": (b'{"model": "tiny", "prompt": [999]}', 400, "token 999"),
     "a huge token": (b'{"model": "tiny", "prompt": [1' + b"0" * 30 + b"]}", 400, "prompt"),
     "a bias for a number": (asked(logit_bias={"9" * 5000: 1}), 400, "logit_bias: no token"),
-    "a stop that is no text": (asked(stop="\ud800"), 400, "stop"),
+    "a stop that is no text": (asked(stop="\ud800"), 400, "half a character"),
     "a regex that is no text": (
-        asked(response_format={"type": "regex", "regex": "\ud800"}), 400, "response_format"
+        asked(response_format={"type": "regex", "regex": "\ud800"}), 400, "half a character"
     ),
     "a grammar that is no text": (
-        asked(response_format={"type": "grammar", "grammar": "\ud800"}), 400, "response_format"
+        asked(response_format={"type": "grammar", "grammar": "\ud800"}), 400, "half a character"
     ),
     "many choices": (json.dumps(ASKED | {"n": 10_000}).encode(), 400, "n: at most 8"),
     "a long prompt": (json.dumps(ASKED | {"prompt": [5] * 1025}).encode(), 400, "1025 tokens"),

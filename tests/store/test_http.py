@@ -100,6 +100,15 @@ def test_a_server_that_fails_is_no_file_that_is_missing(failing: str, status: in
         Store(f"{failing}/{status}").find("0" * 64)
 
 
+@pytest.mark.parametrize("host", ["[", "127.0.0.1:99999", "127.0.0.1:abc", "a..b"])
+def test_an_address_that_can_be_none(host: str) -> None:
+    """As a store it had no results, and a port went on for minutes."""
+    with pytest.raises(CetaneError, match=r"cannot read http://.*/config\.json: "):
+        open_checkpoint(f"http://{host}/model")
+    with pytest.raises(CetaneError, match="cannot read "):
+        Store(f"http://{host}/store").find("0" * 64)
+
+
 def test_redirects_without_end_are_called_so(failing: str) -> None:
     """The reason was "0, message=''"."""
     with pytest.raises(CetaneError, match=r"cannot read .*: the server redirects again and again"):

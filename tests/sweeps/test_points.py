@@ -4,9 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from cetane.errors import CetaneError
-from cetane.sweeps.points import KeyedLedger, LayerScore, open_ledger, read_points
+from cetane.sweeps.points import (
+    JudgedText,
+    KeyedLedger,
+    LayerScore,
+    Point,
+    open_ledger,
+    read_points,
+)
+from cetane.validation import Data
 
 
 def score(number: int, kl: float = 0.5) -> LayerScore:
@@ -69,6 +78,22 @@ def test_an_unknown_key_is_named_with_the_known_ones(tmp_path: Path) -> None:
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(CetaneError, match=r"forma: unknown key; did you mean 'format'\? known: "):
         KeyedLedger(path, LayerScore)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (Point, {"name": "x" * 256}),
+        (Point, {"perplexity": 1e300}),
+        (JudgedText, {"name": "x" * 10**6}),
+    ],
+)
+def test_what_no_plot_can_show(kind: type[Data], change: dict[str, object]) -> None:
+    """A text's name of a million characters took 105 s and 1 GB to draw."""
+    (key,) = change
+    with pytest.raises(ValidationError) as error:
+        kind.model_validate(change)
+    assert key in {one["loc"][0] for one in error.value.errors() if one["type"] != "missing"}
 
 
 def test_points_that_are_not_there(tmp_path: Path) -> None:

@@ -537,6 +537,20 @@ def test_a_plot_takes_any_name_and_size(tmp_path: Path, bits: float) -> None:
     assert "漢 $\\frac$: 9 tokens of 5 $\\x$ é.txt" in written and "chosen: 4 $\\frac$" in written
 
 
+def test_a_plot_shortens_long_names(tmp_path: Path) -> None:
+    """A file's name of 255 characters left no room for the axes, which matplotlib told."""
+    point = Point.model_construct(
+        name="n" * 255, method="kmeans", group="32", bits_per_weight=4.0, weight_bytes=1000,
+        kl=0.1, perplexity=9.0, model=SweptModel(source="m" * 255, fingerprint=""),
+        text=JudgedText(name="t" * 255, sha256="0" * 64, tokens=9),
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        plot([point], point, tmp_path)
+    written = (tmp_path / "sweep.svg").read_text("utf-8")
+    assert all(f"{letter * 30} ..." in written for letter in "nmt")
+
+
 def test_a_method_leaves_out_what_it_cannot_find(
     tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe]
 ) -> None:
@@ -669,6 +683,21 @@ def test_workers_judge_what_one_process_judges(
     SweepTasks(shared, again).judge_ways(names, mixing=False)
     assert not again.performed
     assert sorted(path.name for path in folder.iterdir()) == ["sensitivity.safetensors", POINTS]
+
+
+@pytest.mark.parametrize("name", ["tasks", "tasks/objects", "tasks/results"])
+def test_a_strangers_sweep_writes_nothing_elsewhere(
+    name: str, tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, passage: Passage
+) -> None:
+    """Results of workers were put where a link of the folder led."""
+    folder, theirs = tmp_path / "sweep", tmp_path / "theirs"
+    theirs.mkdir()
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).symlink_to(theirs)
+    work = Sweep(tiny_checkpoint, small, passage, Target("m4-max"), folder, lambda *_: None)
+    with pytest.raises(CetaneError, match=r"cannot write .*/tasks: there are links in it \(move"):
+        SweepTasks(work, Inline()).judge_ways(["fp16"], mixing=False)
+    assert not list(theirs.iterdir()) and (folder / name).is_symlink()
 
 
 def test_a_bundle_takes_no_files_of_a_sweep(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from cetane.checkpoint.template_limits import (
     timed_items,
 )
 from cetane.errors import CetaneError
+from cetane.validation import spoken
 
 LARGEST_TEMPLATE = 1 << 17
 """Characters. The longest template of a released model has 30,000."""
@@ -88,7 +89,7 @@ def render(
             )
             return join(pieces)
     except Exception as error:  # a template is foreign code, which can fail in any way
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(spoken(error).split()) or type(error).__name__
         raise CetaneError(f"the chat template does not accept these messages: {reason}") from error
 
 
@@ -237,7 +238,10 @@ def _compile(template: str) -> Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals.pop("lipsum", None)
-    return environment.from_string(template)
+    try:
+        return environment.from_string(template)
+    except (RecursionError, MemoryError) as error:  # of jinja2's parser, or of Python's
+        raise TemplateError("it is too deeply nested, or an if has too many branches") from error
 
 
 def _raise_exception(message: str) -> None:

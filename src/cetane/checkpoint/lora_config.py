@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from cetane.errors import CetaneError
 from cetane.files import read_json
@@ -38,24 +38,12 @@ Pattern = Annotated[str, Field(max_length=LONGEST_PATTERN)]
 Rank = Annotated[int, Field(ge=1, le=LARGEST_RANK, strict=True)]  # peft takes it as it is
 
 
-def whole(text: str) -> str:
-    """The text itself. Raises ValueError for half a character, which JSON can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("it holds half a character") from error
-    return text
-
-
-Name = Annotated[str, AfterValidator(whole)]
-
-
 class LoraConfig(Data):
     """The keys of adapter_config.json that decide what an adapter computes."""
 
     peft_type: str = ""
-    base_model_name_or_path: Name | None = None
-    revision: Name | None = None
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
     r: Rank
     lora_alpha: Finite
     rank_pattern: dict[Pattern, Rank] = Field(default_factory=dict)

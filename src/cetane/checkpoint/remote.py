@@ -24,7 +24,7 @@ from cetane.files import (
     json_sha256,
     replacing,
 )
-from cetane.store.places import file_system, info_of, remote_errors
+from cetane.store.places import file_system, info_of, remote_errors, split
 
 SMALL = ("config.json", INDEX, *TOKENIZER_FILES)
 """Files that are copied whole."""
@@ -91,6 +91,8 @@ class RemoteCheckpoint(SafetensorsCheckpoint):
     @classmethod
     def at(cls, url: str) -> RemoteCheckpoint:
         """Open the folder at `url`. CetaneError if it holds no checkpoint, or does not answer."""
+        if not split(url)[1].strip("/"):
+            raise CetaneError(f"{url} names no place", "give the URL of a model's folder")
         url = url.rstrip("/")
         folder = copied(url)
         weights = stat_of(f"{url}/{WEIGHTS}")

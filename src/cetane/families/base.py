@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from cetane.errors import CetaneError
+from cetane.errors import DAMAGED_CHECKPOINT, CetaneError
 from cetane.families.layers import Exchange, Held, Leaf, Pick, Projection, RowPick
 from cetane.hardware import LARGEST_FP16
 from cetane.hardware.notch import cut, on_notch
@@ -262,9 +262,7 @@ def largest_of(name: str, tensor: Tensor) -> float:
     low, high = torch.aminmax(tensor)  # NaN if any is
     largest = float(torch.maximum(low.abs(), high.abs()))
     if largest != largest or largest == float("inf"):
-        raise CetaneError(
-            f"{name} holds NaN or infinity", "the checkpoint is damaged: download it again"
-        )
+        raise CetaneError(f"{name} holds NaN or infinity", DAMAGED_CHECKPOINT)
     return largest
 
 

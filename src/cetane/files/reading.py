@@ -193,6 +193,15 @@ def regular_files(root: Path) -> list[str]:
     return sorted(names)
 
 
+def leads_elsewhere(folder: Path) -> bool:
+    """Whether a folder is a link, or holds anything but regular files and folders."""
+    if not folder.is_symlink():
+        with suppress(CetaneError):
+            regular_files(folder)
+            return False
+    return True
+
+
 def size_of(path: Path) -> int:
     """The bytes of a file, or of all files of a folder. Does not follow links."""
     files = [path] if path.is_file() else path.rglob("*")

@@ -16,7 +16,7 @@ from cetane.lab.sides import Sides
 from cetane.lab.workload import Setting
 from cetane.mil.fast import share_threads
 from cetane.store.settings import shared_store
-from cetane.store.store import Store
+from cetane.store.store import Store, store_of_job
 from cetane.tasks.task import Task, task_key
 from cetane.tasks.workers import Workers, performed, waiting
 from cetane.threads import processors
@@ -153,7 +153,7 @@ class LabTasks:
         todo = {one.task.key: one for one in wanted if not set(one.experiments) <= failed}
         tasks = [one.task for one in todo.values()]
         total = len(self.arms) + len(self.measures)
-        store = shared_store() or Store(self.own, private=True)
+        store = shared_store() or store_of_job(self.own)
         try:
             if tasks:
                 self.progress(waiting(tasks), self.done, total)

@@ -1,5 +1,6 @@
 """Inputs for a function: random, or read from a file."""
 
+import lzma
 import zipfile
 import zlib
 from pathlib import Path
@@ -7,12 +8,21 @@ from pathlib import Path
 import numpy as np
 
 from cetane.errors import CetaneError
+from cetane.files import open_regular
 from cetane.mil.dtypes import NUMPY, Array, kind
 from cetane.mil.program import MilFunction, TensorType, listed
 from cetane.mil.shapes import bounded
 from cetane.npy import Header, read_data, read_header
 
-DAMAGED = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+DAMAGED = (
+    OSError,
+    ValueError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 """Errors that a damaged archive raises."""
 
 
@@ -41,8 +51,10 @@ def read_inputs(path: Path, function: MilFunction) -> dict[str, Array]:
     function. An array is read only after its header fits.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as opened, zipfile.ZipFile(opened) as archive:
             names = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            if len(names) < len(archive.namelist()):
+                raise ValueError("two of them have one name")
             if names.keys() != function.inputs.keys():
                 raise CetaneError(
                     f"{path}: has the arrays {listed(names)}; function {function.name} takes "

@@ -1,20 +1,38 @@
 """The `.mlpackage` folder: its specification and its weight files."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.mil.program import plain_name
 from cetane.mil.proto import model_message
-from cetane.validation import parse_json
+from cetane.validation import parse_json, validated
 
 LARGEST_MANIFEST = 1 << 20
 """Bytes. A manifest lists two items."""
-FORMAT, ITEM_KEYS = "1.0.0", ("author", "description", "name", "path")
-"""The only version of package manifests, and what each of their items must have."""
 LARGEST_SPECIFICATION = 1 << 29
 """Bytes. Weights have their own files, so the specification of 1,000 ops has half a megabyte."""
+
+
+class Item(BaseModel):
+    """An item of a package, with the keys that Core ML's own reader wants (coremltools 9,
+    `libmodelpackage`)."""
+
+    author: str
+    description: str
+    name: str
+    path: str
+
+
+class PackageManifest(BaseModel):
+    """`Manifest.json`. The version is the only one that there is."""
+
+    fileFormatVersion: Literal["1.0.0"]
+    itemInfoEntries: dict[str, Item]
+    rootModelIdentifier: str
 
 
 class Package:
@@ -47,29 +65,15 @@ def _root_model(path: Path) -> Path:
             f"{path} is not a Core ML package: it has no Manifest.json",
             hint="an .mlpackage is a folder" if path.is_file() else None,
         )
-    try:
-        content = parse_json(
-            read_bytes(manifest, LARGEST_MANIFEST),
-            f"{manifest} is not a package manifest: it",
-            unique=True,
-        )
-        check_items(path, content)
-        entry = content["itemInfoEntries"][content["rootModelIdentifier"]]["path"]
-        return _inside(path, path / "Data" / entry, "model specification")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CetaneError(f"{manifest} is not a package manifest: {error!r}") from None
-
-
-def check_items(path: Path, manifest: Any) -> None:
-    """Raise CetaneError or ValueError for a manifest that Core ML's own reader refuses
-    (coremltools 9, `libmodelpackage`), and for items outside the package."""
-    if manifest["fileFormatVersion"] != FORMAT:
-        raise ValueError(f"fileFormatVersion = {manifest['fileFormatVersion']!r}, not {FORMAT}")
-    for item in manifest["itemInfoEntries"].values():
-        for key in ITEM_KEYS:
-            if not isinstance(item[key], str):
-                raise ValueError(f"an item's {key} = {item[key]!r}, which is no text")
-        _inside(path, path / "Data" / item["path"], "item", folder=True)
+    where = f"{manifest} is not a package manifest"
+    content = parse_json(read_bytes(manifest, LARGEST_MANIFEST), f"{where}: it", unique=True)
+    listed = validated(PackageManifest, content, where)
+    for item in listed.itemInfoEntries.values():
+        _inside(path, path / "Data" / item.path, "item", folder=True)
+    root = listed.itemInfoEntries.get(listed.rootModelIdentifier)
+    if root is None:
+        raise CetaneError(f"{where}: it lists no item {listed.rootModelIdentifier!r}, its root")
+    return _inside(path, path / "Data" / root.path, "model specification")
 
 
 def _inside(package: Path, file: Path, what: str, folder: bool = False) -> Path:
@@ -77,11 +81,12 @@ def _inside(package: Path, file: Path, what: str, folder: bool = False) -> Path:
     outside."""
     try:
         inside = file.resolve().is_relative_to(package.resolve())
-    except (OSError, RuntimeError):  # a link to itself
+        there = file.is_file() or (folder and file.is_dir())
+    except (OSError, RuntimeError, ValueError):  # a link to itself, or a name that none can have
         inside = False
     if not inside:
         raise CetaneError(f"{package}: the {what} {file} is outside the package")
-    if not (file.is_file() or (folder and file.is_dir())):
+    if not there:
         raise CetaneError(f"{package}: the {what} {file.relative_to(package)} is missing")
     return file
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.files import PARTIAL, FileRecord, read_bytes, records, remove, write_json
+from cetane.files import (
+    PARTIAL,
+    FileRecord,
+    is_present,
+    leads_elsewhere,
+    read_bytes,
+    records,
+    remove,
+    write_json,
+)
 from cetane.schema.draft_head import FOLDER
 from cetane.validation import parse_json
 
@@ -49,9 +58,12 @@ class Partial:
 
     @property
     def ours(self) -> bool:
-        """Whether the folder is missing, or holds only what a killed build leaves at any step."""
-        if not self.root.is_dir():
-            return not self.root.exists()
+        """Whether the folder is missing, or holds only what a killed build leaves at any step: no
+        links among that."""
+        if not is_present(self.root):
+            return True
+        if leads_elsewhere(self.root):
+            return False
         known = {path.name for path in (self.bundle, self.done, self.key, self.store, self.earlier)}
         return all(p.name in known or p.name.startswith(".") for p in self.root.iterdir())
 

@@ -49,7 +49,7 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
         return kind.model_validate(content)
     except ValidationError as error:
         raise wrong_field(error, kind, content) from error
-    except (RecursionError, UnicodeError, OverflowError) as error:
+    except (RecursionError, OverflowError) as error:
         raise ApiError(400, f"the request's body: {error}", code="invalid_json") from error
 
 

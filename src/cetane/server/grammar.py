@@ -21,6 +21,7 @@ ADVICE = {
     "NoExtensionBias": "no text follows it: a rule or schema refers to itself alone, or fits none",
     "Resource '": "it refers to another document, which is not fetched: put that under $defs",
     "Unimplemented keys": "{}: leave them out, and check the answer for them",
+    "panic: ": "it has more parts than llguidance takes: make it simpler",
     "oneOf constraints are not": "oneOf is for schemas that no value fits twice: use anyOf",
 }
 """What to say in place of llguidance's words, by their beginning; `{}` are its words."""

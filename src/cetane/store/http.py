@@ -45,5 +45,8 @@ async def client(**options: Any) -> aiohttp.ClientSession:
 
 
 def failed(error: BaseException | None) -> bool:
-    """Whether a server failed, which fsspec tells as a file that is not there."""
+    """Whether a server failed, or the URL can be none. fsspec tells both as a file that is not
+    there."""
+    if isinstance(error, ValueError):  # a port of 99999, or a host that has no end
+        return True
     return isinstance(error, aiohttp.ClientError) and getattr(error, "status", None) not in ABSENT

@@ -17,7 +17,16 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import MOST_FILES, READ_ONLY, FileRecord, check_space, nameable, sha256
+from cetane.files import (
+    MOST_FILES,
+    READ_ONLY,
+    FileRecord,
+    check_space,
+    is_present,
+    leads_elsewhere,
+    nameable,
+    sha256,
+)
 from cetane.store.places import Folder, StorePlace, place_of, remote_errors
 from cetane.validation import Data, Sha256, parse_json, validated
 
@@ -213,6 +222,14 @@ class Store:
             path = Path(folder) / "text"
             path.write_text(text, encoding="utf-8")
             self.place.put(path, name)
+
+
+def store_of_job(folder: Path) -> Store:
+    """The private store of one job. Raises CetaneError for links in its folder: those of a
+    stranger lead elsewhere."""
+    if is_present(folder) and leads_elsewhere(folder):
+        raise CetaneError(f"cannot write {folder}: there are links in it", "move it away")
+    return Store(folder, private=True)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cetane.errors import shortened
 from cetane.files import disk_errors, replacing
 from cetane.sweeps.points import Point, PointMethod, pareto
 
@@ -25,6 +26,8 @@ STYLES: dict[PointMethod, tuple[str, str, str]] = {
 }
 """Colour, marker and name. Markers differ too, for readers who are colour-blind."""
 INK, FAINT = "#24292f", "#d0d7de"
+LONGEST = 40
+"""The most characters of a name in the plot, so that it has room for the axes."""
 LINES: dict[PointMethod, str] = {"linear": "block32", "gptq": "8", "tuned": "8"}
 """The groups whose points are joined by lines, for each method; else groups of 32."""
 SETTINGS = {
@@ -84,7 +87,7 @@ def draw(axes: Axes, points: Sequence[Point], chosen: Point | None) -> None:
     if chosen is not None:
         right = chosen.bits_per_weight > sum(axes.get_xlim()) / 2
         axes.annotate(
-            f"chosen: {chosen.name}\n{chosen.weight_bytes / 1e6:.1f} MB, "
+            f"chosen: {shortened(chosen.name, LONGEST)}\n{chosen.weight_bytes / 1e6:.1f} MB, "
             f"perplexity {chosen.perplexity:.2f}",
             (chosen.bits_per_weight, chosen.perplexity), textcoords="offset points",
             xytext=(-16 if right else 16, 34), ha="right" if right else "left", fontsize=9,
@@ -110,7 +113,8 @@ def decorate(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_xlabel("bits per weight, scales and palettes counted")
     axes.set_ylabel("perplexity (log scale), lower is better")
     axes.set_title(
-        f"{Path(first.model.source).name}: {first.text.tokens} tokens of {first.text.name}",
+        f"{shortened(Path(first.model.source).name, LONGEST)}: {first.text.tokens} tokens of "
+        f"{shortened(first.text.name, LONGEST)}",
         loc="left", fontsize=11, fontweight="bold", parse_math=False,
     )  # fmt: skip
     axes.legend(frameon=False, loc="upper right")

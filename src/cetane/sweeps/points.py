@@ -7,7 +7,9 @@ of several models and texts. `cetane.ledger` tells how it survives a crash.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import Field
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
@@ -16,6 +18,8 @@ from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.ledger import Ledger
 from cetane.validation import Data, Drawn
 
+Name = Annotated[str, Field(max_length=255)]
+"""A name of a point or of a text's file. Plots and tables have it."""
 PointMethod = Literal[
     "fp16", "linear", "uniform", "kmeans", "weighted", "vector", "mixed", "gptq", "tuned"
 ]
@@ -37,7 +41,7 @@ class JudgedText(Data):
     They come after the tokens that measured the sensitivities.
     """
 
-    name: str
+    name: Name
     sha256: str
     tokens: int
 
@@ -79,7 +83,7 @@ class Point(Data):
     version: Literal[1] = 1
     """The version of this schema."""
     key: str
-    name: str
+    name: Name
     """The name of a format, with `+` and its method if it was fitted to the model; or `mixed-` and
     the bits per weight."""
     method: PointMethod
@@ -94,7 +98,7 @@ class Point(Data):
     """Bytes of all shards' weights, as in `cetane plan`."""
     bits_per_weight: Drawn
     """Bits of the weights that formats are for, with scales and palettes."""
-    perplexity: float
+    perplexity: Drawn
     perplexity_ratio: float
     kl: float
     """Mean over tokens, in nats."""

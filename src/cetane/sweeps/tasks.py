@@ -16,7 +16,7 @@ from cetane.planner.weights import weight_count
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
-from cetane.store.store import Store
+from cetane.store.store import Store, store_of_job
 from cetane.sweeps import mixed
 from cetane.sweeps.candidates import Candidate, candidate_of
 from cetane.sweeps.grid import Way, parse_way
@@ -185,7 +185,7 @@ class SweepTasks:
 
     def perform(self, tasks: list[Task]) -> None:
         """Have tasks performed, and note their results. A candidate that fails is refused."""
-        store = shared_store() or Store(self.own, private=True)
+        store = shared_store() or store_of_job(self.own)
         done = 0
         try:
             if tasks:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.dtypes import to_torch
 from cetane.checkpoint.stored_tensors import StoredTensor
-from cetane.errors import CetaneError
+from cetane.errors import DAMAGED_CHECKPOINT, CetaneError
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,6 @@ HINT = (
     "use the model's original weights or a GGUF file, or call `dequantize()` on it with "
     "transformers and save it"
 )
-DAMAGED = "the checkpoint is damaged: download it again"
 FLOATS = {"F64", "F32", "F16", "BF16"}
 PARTS = {
     "words": {"I32", "U32"}, "zeros": {"I32", "U32"}, "groups": {"I32", "I64"},
@@ -56,7 +55,8 @@ class QuantizedTensor(StoredTensor):
             return self.decode(parts).float().reshape(self.shape)
         except (RuntimeError, IndexError, ValueError) as error:
             raise CetaneError(
-                f"{self.file}: {self.name}, {self.label}, does not fit its scales", DAMAGED
+                f"{self.file}: {self.name}, {self.label}, does not fit its scales",
+                DAMAGED_CHECKPOINT,
             ) from error
 
     def read(self) -> bytearray:
@@ -151,7 +151,7 @@ class QuantizedTensors:
         **names: str,
     ) -> None:
         """Replace the parts of a weight, named by role, by one tensor. A role that ends in `_` may
-        be missing. CetaneError for a part of another dtype."""
+        be missing. CetaneError for a part of another dtype, and for a weight that is plain too."""
         parts = {}
         for role, name in names.items():
             part = self.take(f"{module}{name}", optional=role.endswith("_"))
@@ -160,6 +160,8 @@ class QuantizedTensors:
                 self.check(part.dtype in PARTS.get(kind, {part.dtype}),
                            f"{module}{name} in {part.dtype}")  # fmt: skip
                 parts[kind] = part
+        if f"{module}{end}" in self.tensors:
+            raise self.bad(f"{module}{end} is there twice, plain and in parts")
         first = next(iter(parts.values()))
         nbytes = 4 * math.prod(shape)
         self.tensors[f"{module}{end}"] = QuantizedTensor(
