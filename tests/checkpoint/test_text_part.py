@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.conftest import TINY
+from tests.conftest import TINY, build_model
 from tests.families.gemma_models import (
     build_gemma3,
     build_gemma3n,
@@ -87,12 +87,16 @@ def test_a_softcap_that_the_whole_model_ignores_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-@pytest.mark.parametrize("kind", ["gemma3", "gemma3n", "gemma4", "gemma4_unified"])
+@pytest.mark.parametrize(
+    "kind", ["fast_vlm", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "perception_lm"]
+)
 def test_names_of_released_checkpoints(tmp_path: Path, kind: str, prefix: str) -> None:
     others = {
+        "fast_vlm": lambda: build_model("qwen2", tie_word_embeddings=True),
         "gemma3n": build_gemma3n,
         "gemma4": build_gemma4,
         "gemma4_unified": build_gemma4_unified,
+        "perception_lm": lambda: build_model("llama", tie_word_embeddings=True),
     }
     model = others[kind]() if kind in others else build_gemma3(final_logit_softcapping=None)
     model.save_pretrained(tmp_path)
@@ -101,7 +105,8 @@ def test_names_of_released_checkpoints(tmp_path: Path, kind: str, prefix: str) -
     renamed["vision_tower.patch.weight"] = torch.zeros(2)
     save_file(renamed, tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "text_config": config}))
+    whole = {"model_type": kind, "text_config": config, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
     assert np.abs(logits(tmp_path, 48) - truth(model, 48)).max() <= TOLERANCE
 
 
@@ -191,6 +196,80 @@ def test_the_text_part_of_a_model_that_sees(kind: str, tied: bool | None, tmp_pa
     assert np.abs(found - expected).max() <= TOLERANCE
     reference = Reference(checkpoint)
     assert np.abs(reference.run([tokens(287)])[0].logits - expected).max() <= TOLERANCE
+
+
+TOWER = VISION | {
+    "embed_dim": 16, "depth": 1, "num_heads": 2, "d_model": 16, "encoder_layers": 1,
+    "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "num_key_value_heads": 2, "head_dim": 8,
+    "out_hidden_size": 64, "num_mel_bins": 16, "num_layers": 1, "hidden_dim": 16,
+    "output_channels": 16, "global_attn_indexes": [0], "encoder_hidden_size": 16,
+}  # fmt: skip
+"""Small sizes of what sees or hears, by the names that configs have for them."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "aya_vision": {"logit_scale": 1.0},
+    "cohere2_vision": {"logit_scale": 1.0},
+    "deepseek_vl": {},
+    "exaone4_5": {},
+    "glmasr": {},
+    "got_ocr2": {},
+    "granite_speech": {"embedding_multiplier": 3.0},
+    "idefics2": {},
+    "lfm3_vl": {"layer_types": ["conv", "full_attention"]},
+    "lighton_ocr": {},
+    "llava_next": {},
+    "llava_next_video": {},
+    "llava_onevision": {},
+    "minicpmv4_6": {"layer_types": ["linear_attention", "full_attention"]},
+    "ovis2": {},
+    "qwen2_audio": {},
+    "qwen3_asr": {},
+    "video_llama_3": {},
+    "video_llava": {},
+    "vipllava": {},
+    "voxtral": {},
+}
+"""Keys of the text part of other models that see or hear. transformers' whole models leave out the
+factor on logits that a Cohere and a Granite have; no greedy token depends on it."""
+
+
+def smaller(config: Any) -> dict[str, Any]:
+    """A config of what sees or hears, with small sizes."""
+    own = config.to_dict()
+    small = {key: value for key, value in TOWER.items() if key in own}
+    for key in ("image_size", "patch_size"):
+        if isinstance(own.get(key), list | tuple):
+            small[key] = [TOWER[key]] * 2
+    return small | {"model_type": own["model_type"]}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_text_part_of_others(kind: str, tmp_path: Path) -> None:
+    """Their heads are tied as transformers does if no config says it."""
+    whole = transformers.AutoConfig.for_model(kind)
+    towers = {name: smaller(getattr(whole, name)) for name in whole.sub_configs}
+    text = TINY | OTHERS[kind] | {"model_type": towers.pop("text_config")["model_type"]}
+    text.pop("tie_word_embeddings", None)
+    settings = transformers.AutoConfig.for_model(kind, text_config=text, **towers)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForMultimodalLM.from_config(settings).float().eval()
+    for parameter in model.parameters():
+        parameter += torch.randn_like(parameter) * 0.1
+    expected = model(input_ids=torch.tensor([tokens(280)])).logits[0].numpy()
+    assert np.abs(expected).max() > 0.1
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text())
+    written.pop("tie_word_embeddings", None)
+    path.write_text(json.dumps(written))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.part_of == kind
+    engine = authored_engine(Planner(checkpoint, recipe()), checkpoint)
+    found = engine.session().feed(tokens(280), "all")
+    assert found is not None
+    assert np.abs(found - expected).max() <= TOLERANCE
+    reference = Reference(checkpoint)
+    assert np.abs(reference.run([tokens(280)])[0].logits - expected).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])

@@ -6,44 +6,74 @@ transformers 5 reads and writes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cetane.checkpoint.stored_tensors import StoredTensor
 from cetane.errors import CetaneError
 
-_TEXT_TYPES = {
-    "gemma3": "gemma3_text",
-    "gemma3n": "gemma3n_text",
-    "gemma4": "gemma4_text",
-    "gemma4_unified": "gemma4_unified_text",
-    "idefics3": "llama",
-    "internvl": "qwen2",
-    "lfm2_vl": "lfm2",
-    "llama4": "llama4_text",
-    "llava": "llama",
-    "mistral3": "mistral",
-    "qwen2_5_vl": "qwen2",
-    "qwen2_vl": "qwen2",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "qwen3_vl": "qwen3",
-    "smolvlm": "llama",
+
+@dataclass(frozen=True)
+class TextPart:
+    """The text part of a kind of multimodal models."""
+
+    type: str
+    """Its type: always if `fixed`, else where its config does not say."""
+    fixed: bool = False
+    tied: bool | None = None
+    """Whether the head is tied if the whole model's config does not say, as in transformers; None
+    where the text part says it."""
+
+
+_KINDS = {
+    "aya_vision": TextPart("cohere2", tied=True),
+    "cohere2_vision": TextPart("cohere2", tied=True),
+    "deepseek_vl": TextPart("llama", tied=True),
+    "exaone4_5": TextPart("exaone4", tied=False),
+    "fast_vlm": TextPart("qwen2", tied=False),
+    "gemma3": TextPart("gemma3_text", fixed=True, tied=True),
+    "gemma3n": TextPart("gemma3n_text", fixed=True, tied=True),
+    "gemma4": TextPart("gemma4_text", fixed=True, tied=True),
+    "gemma4_unified": TextPart("gemma4_unified_text", fixed=True, tied=True),
+    "glmasr": TextPart("llama", tied=True),
+    "got_ocr2": TextPart("qwen2", tied=True),
+    "granite_speech": TextPart("granite", tied=True),
+    "idefics2": TextPart("mistral", tied=False),
+    "idefics3": TextPart("llama", tied=False),
+    "internvl": TextPart("qwen2", tied=True),
+    "janus": TextPart("llama", tied=True),
+    "lfm2_vl": TextPart("lfm2", tied=True),
+    "lfm3_vl": TextPart("lfm3", tied=True),
+    "lighton_ocr": TextPart("qwen3", tied=True),
+    "llama4": TextPart("llama4_text", fixed=True),
+    "llava": TextPart("llama", tied=False),
+    "llava_next": TextPart("llama", tied=False),
+    "llava_next_video": TextPart("llama", tied=False),
+    "llava_onevision": TextPart("qwen2", tied=False),
+    "minicpmv4_6": TextPart("qwen3_5_text", tied=False),
+    "minicpmv4_7": TextPart("qwen3_5_text", tied=False),
+    "mistral3": TextPart("mistral", tied=True),
+    "ovis2": TextPart("qwen2", tied=True),
+    "perception_lm": TextPart("llama", tied=False),
+    "qwen2_5_vl": TextPart("qwen2", fixed=True),
+    "qwen2_audio": TextPart("qwen2"),
+    "qwen2_vl": TextPart("qwen2", fixed=True),
+    "qwen3_5": TextPart("qwen3_5_text", fixed=True),
+    "qwen3_5_moe": TextPart("qwen3_5_moe_text", fixed=True),
+    "qwen3_asr": TextPart("qwen3", tied=True),
+    "qwen3_vl": TextPart("qwen3", fixed=True),
+    "smolvlm": TextPart("llama", tied=False),
+    "video_llama_3": TextPart("qwen2", tied=False),
+    "video_llava": TextPart("llama", tied=False),
+    "vipllava": TextPart("llama", tied=False),
+    "voxtral": TextPart("llama"),
 }
-_ANY_TEXT = {"idefics3", "internvl", "lfm2_vl", "llava", "mistral3", "smolvlm"}
-"""Kinds whose text part is of any type, as Ministral 3's is. The above counts if it does not say.
-"""
 _FLAT = {"qwen2_5_vl", "qwen2_vl"}
 """Kinds whose released configs have the keys of the text part beside the others."""
 _THREE_POSITIONS = {"qwen2_5_vl", "qwen2_vl", "qwen3_vl"}
 """Kinds that give each of a picture's tokens three positions. Those of a text's token are equal, so
 its queries and keys get positions as in a Qwen without pictures."""
-_TIED = {
-    "gemma3": True, "gemma3n": True, "gemma4": True, "gemma4_unified": True, "idefics3": False,
-    "internvl": True, "lfm2_vl": True, "llava": False, "mistral3": True, "smolvlm": False,
-}  # fmt: skip
-"""Whether the head of a kind is tied if the whole model's config does not say, as in transformers.
-Of other kinds, the text part says it."""
 _SOFTCAP = "final_logit_softcapping"
 """A softcap that Gemma 4's whole model applies as its text part does, but Gemma 3's does not."""
 _PREFIXES = {
@@ -59,7 +89,7 @@ _PREFIXES = {
 def has_text_part(config: dict[str, Any]) -> bool:
     """Whether this is the config.json of a multimodal model with a text part."""
     kind = str(config.get("model_type"))
-    return kind in _TEXT_TYPES and ("text_config" in config or kind in _FLAT)
+    return kind in _KINDS and ("text_config" in config or kind in _FLAT)
 
 
 def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -76,8 +106,9 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
             "ignores it, but the text part alone applies it",
             f"write null for {_SOFTCAP}, as in released models, or save the text part alone",
         )
-    own = text.get("model_type") if kind in _ANY_TEXT else None
-    text = {**text, "model_type": own or _TEXT_TYPES[kind]}
+    part = _KINDS[kind]
+    own = None if part.fixed else text.get("model_type")
+    text = {**text, "model_type": own or part.type}
     for name in ("vision_config", "tie_embedding"):  # LFM2's second name for the tie
         text.pop(name, None)
     if kind in _THREE_POSITIONS:
@@ -88,8 +119,8 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
             return text  # transformers counts it, whatever the whole model's config says
     if "tie_word_embeddings" in config:
         text["tie_word_embeddings"] = config["tie_word_embeddings"]
-    elif kind in _TIED:
-        text["tie_word_embeddings"] = _TIED[kind]
+    elif part.tied is not None:
+        text["tie_word_embeddings"] = part.tied
     return text
 
 

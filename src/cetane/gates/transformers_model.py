@@ -74,7 +74,9 @@ def config_of(checkpoint: Checkpoint) -> Any:
         if config.model_type not in families():  # it generates no text by itself
             alone = {"model_type": whole.model_type, "text_config": config.to_dict()}
             config = parse_config(text_config(alone, path))
-        config.tie_word_embeddings = whole.tie_word_embeddings
+        # some whole models leave it to their text part
+        tied = getattr(whole, "tie_word_embeddings", config.tie_word_embeddings)
+        config.tie_word_embeddings = tied
     else:
         plain = {key: stored[key] for key in stored if key not in QUANTIZATION_KEYS}
         config = parsed_by_transformers(plain, path)
