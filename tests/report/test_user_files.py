@@ -147,7 +147,15 @@ def test_the_largest_points_are_drawn(tmp_path: Path) -> None:
     """matplotlib is the judge: it warns of an overflow, and fails at one in an axis."""
     path = tmp_path / "sweep.jsonl"
     points = [
-        point("large", "kmeans", 4, 1e15, bits_per_weight=1e15, perplexity_ratio=1e300),
+        point(
+            "large",
+            "kmeans",
+            4,
+            1e15,
+            bits_per_weight=1e15,
+            perplexity=1e15,
+            perplexity_ratio=1e300,
+        ),
         point("small", "kmeans", 4, 5e-324, bits_per_weight=-1e15),
     ]
     path.write_text("".join(json.dumps(p) + "\n" for p in points))
