@@ -20,7 +20,7 @@ from tests.families.gemma_models import (
 )
 from tests.families.parity import TOLERANCE, run, tokens, truth
 
-from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
 from cetane.gates.reference import Reference
@@ -122,10 +122,7 @@ def test_the_whole_models_config_ties_the_head(tmp_path: Path, outer: bool, said
     model = transformers.Gemma3ForConditionalGeneration(config).eval()
     model.save_pretrained(tmp_path)
     if not said:
-        path = tmp_path / "config.json"
-        written = json.loads(path.read_text())
-        written.pop("tie_word_embeddings", None)
-        path.write_text(json.dumps(written))
+        leave_out_tie(tmp_path)
         assert transformers.AutoConfig.from_pretrained(tmp_path).tie_word_embeddings == outer
     checkpoint = open_checkpoint(tmp_path)
     assert ("lm_head.weight" in checkpoint) == (not outer)
@@ -178,24 +175,34 @@ def save_seeing(folder: Path, kind: str, **config: Any) -> np.ndarray:
     return found
 
 
+def leave_out_tie(folder: Path) -> None:
+    """Let config.json not say whether the head is tied."""
+    path = folder / "config.json"
+    written = json.loads(path.read_text())
+    written.pop("tie_word_embeddings", None)
+    path.write_text(json.dumps(written))
+
+
+def assert_text(checkpoint: Checkpoint, ids: list[int], expected: np.ndarray) -> None:
+    """The port's logits and the gates' reference are the whole model's."""
+    engine = authored_engine(Planner(checkpoint, recipe()), checkpoint)
+    found = engine.session().feed(ids, "all")
+    assert found is not None
+    assert np.abs(found - expected).max() <= TOLERANCE
+    logits = Reference(checkpoint).run([ids])[0].logits
+    assert np.abs(logits - expected).max() <= TOLERANCE
+
+
 @pytest.mark.parametrize("tied", [True, False, None])
 @pytest.mark.parametrize("kind", SEEING)
 def test_the_text_part_of_a_model_that_sees(kind: str, tied: bool | None, tmp_path: Path) -> None:
     said = {} if tied is None else {"tie_word_embeddings": tied}
     expected = save_seeing(tmp_path, kind, **said)
     if tied is None:
-        path = tmp_path / "config.json"
-        written = json.loads(path.read_text())
-        written.pop("tie_word_embeddings", None)
-        path.write_text(json.dumps(written))
+        leave_out_tie(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.part_of == kind
-    engine = authored_engine(Planner(checkpoint, recipe()), checkpoint)
-    found = engine.session().feed(tokens(287), "all")
-    assert found is not None
-    assert np.abs(found - expected).max() <= TOLERANCE
-    reference = Reference(checkpoint)
-    assert np.abs(reference.run([tokens(287)])[0].logits - expected).max() <= TOLERANCE
+    assert_text(checkpoint, tokens(287), expected)
 
 
 TOWER = VISION | {
@@ -258,18 +265,10 @@ def test_the_text_part_of_others(kind: str, tmp_path: Path) -> None:
     expected = model(input_ids=torch.tensor([tokens(280)])).logits[0].numpy()
     assert np.abs(expected).max() > 0.1
     model.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    written = json.loads(path.read_text())
-    written.pop("tie_word_embeddings", None)
-    path.write_text(json.dumps(written))
+    leave_out_tie(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.part_of == kind
-    engine = authored_engine(Planner(checkpoint, recipe()), checkpoint)
-    found = engine.session().feed(tokens(280), "all")
-    assert found is not None
-    assert np.abs(found - expected).max() <= TOLERANCE
-    reference = Reference(checkpoint)
-    assert np.abs(reference.run([tokens(280)])[0].logits - expected).max() <= TOLERANCE
+    assert_text(checkpoint, tokens(280), expected)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
@@ -290,12 +289,7 @@ def test_a_flat_config(kind: str, tmp_path: Path) -> None:
     assert inspect(tmp_path)["part_of"] == kind
     checkpoint = open_checkpoint(tmp_path)
     assert not any("visual" in name for name in checkpoint.names())
-    engine = authored_engine(Planner(checkpoint, recipe()), checkpoint)
-    found = engine.session().feed(tokens(287), "all")
-    assert found is not None
-    assert np.abs(found - expected).max() <= TOLERANCE
-    reference = Reference(checkpoint)
-    assert np.abs(reference.run([tokens(287)])[0].logits - expected).max() <= TOLERANCE
+    assert_text(checkpoint, tokens(287), expected)
 
 
 @pytest.mark.parametrize(
