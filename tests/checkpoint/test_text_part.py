@@ -158,19 +158,22 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Keys of the text part, and those of the rest, of models that see."""
 
 
-@torch.no_grad()
 def save_seeing(folder: Path, kind: str, **config: Any) -> np.ndarray:
     """Write a random model that sees, as transformers does; returns its logits for a text."""
     text, vision = SEEING[kind]
-    settings = transformers.AutoConfig.for_model(
-        kind, text_config=TINY | text, vision_config=vision, **config
-    )
+    return save_whole(folder, kind, text_config=TINY | text, vision_config=vision, **config)
+
+
+@torch.no_grad()
+def save_whole(folder: Path, kind: str, **config: Any) -> np.ndarray:
+    """Write a random model of any kind; the text has none of the tokens of pictures and sounds."""
+    settings = transformers.AutoConfig.for_model(kind, **config)
     torch.manual_seed(0)
-    model = transformers.AutoModelForImageTextToText.from_config(settings).eval()
+    model = transformers.AutoModelForMultimodalLM.from_config(settings).float().eval()
     for parameter in model.parameters():
         parameter += torch.randn_like(parameter) * 0.1
     model.save_pretrained(folder)
-    found: np.ndarray = model(input_ids=torch.tensor([tokens(287)])).logits[0].numpy()
+    found: np.ndarray = model(input_ids=torch.tensor([tokens(280)])).logits[0].numpy()
     assert np.abs(found).max() > 0.1
     return found
 
@@ -183,9 +186,9 @@ def leave_out_tie(folder: Path) -> None:
     path.write_text(json.dumps(written))
 
 
-def assert_text(checkpoint: Checkpoint, ids: list[int], expected: np.ndarray) -> None:
+def assert_text(checkpoint: Checkpoint, expected: np.ndarray) -> None:
     """The port's logits and the gates' reference are the whole model's."""
-    engine = authored_engine(Planner(checkpoint, recipe()), checkpoint)
+    ids, engine = tokens(280), authored_engine(Planner(checkpoint, recipe()), checkpoint)
     found = engine.session().feed(ids, "all")
     assert found is not None
     assert np.abs(found - expected).max() <= TOLERANCE
@@ -202,7 +205,7 @@ def test_the_text_part_of_a_model_that_sees(kind: str, tied: bool | None, tmp_pa
         leave_out_tie(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.part_of == kind
-    assert_text(checkpoint, tokens(287), expected)
+    assert_text(checkpoint, expected)
 
 
 TOWER = VISION | {
@@ -249,7 +252,6 @@ def smaller(config: Any) -> dict[str, Any]:
     return small | {"model_type": own["model_type"]}
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", OTHERS)
 def test_the_text_part_of_others(kind: str, tmp_path: Path) -> None:
     """Their heads are tied as transformers does if no config says it."""
@@ -257,18 +259,11 @@ def test_the_text_part_of_others(kind: str, tmp_path: Path) -> None:
     towers = {name: smaller(getattr(whole, name)) for name in whole.sub_configs}
     text = TINY | OTHERS[kind] | {"model_type": towers.pop("text_config")["model_type"]}
     text.pop("tie_word_embeddings", None)
-    settings = transformers.AutoConfig.for_model(kind, text_config=text, **towers)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForMultimodalLM.from_config(settings).float().eval()
-    for parameter in model.parameters():
-        parameter += torch.randn_like(parameter) * 0.1
-    expected = model(input_ids=torch.tensor([tokens(280)])).logits[0].numpy()
-    assert np.abs(expected).max() > 0.1
-    model.save_pretrained(tmp_path)
+    expected = save_whole(tmp_path, kind, text_config=text, **towers)
     leave_out_tie(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.part_of == kind
-    assert_text(checkpoint, tokens(280), expected)
+    assert_text(checkpoint, expected)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
@@ -289,7 +284,7 @@ def test_a_flat_config(kind: str, tmp_path: Path) -> None:
     assert inspect(tmp_path)["part_of"] == kind
     checkpoint = open_checkpoint(tmp_path)
     assert not any("visual" in name for name in checkpoint.names())
-    assert_text(checkpoint, tokens(287), expected)
+    assert_text(checkpoint, expected)
 
 
 @pytest.mark.parametrize(

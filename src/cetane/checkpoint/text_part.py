@@ -24,6 +24,11 @@ class TextPart:
     tied: bool | None = None
     """Whether the head is tied if the whole model's config does not say, as in transformers; None
     where the text part says it."""
+    flat: bool = False
+    """Whether released configs have its keys beside the others."""
+    three_positions: bool = False
+    """Whether each of a picture's tokens has three positions. Those of a text's token are equal, so
+    its queries and keys get positions as in a Qwen without pictures."""
 
 
 _KINDS = {
@@ -56,24 +61,19 @@ _KINDS = {
     "mistral3": TextPart("mistral", tied=True),
     "ovis2": TextPart("qwen2", tied=True),
     "perception_lm": TextPart("llama", tied=False),
-    "qwen2_5_vl": TextPart("qwen2", fixed=True),
+    "qwen2_5_vl": TextPart("qwen2", fixed=True, flat=True, three_positions=True),
     "qwen2_audio": TextPart("qwen2"),
-    "qwen2_vl": TextPart("qwen2", fixed=True),
+    "qwen2_vl": TextPart("qwen2", fixed=True, flat=True, three_positions=True),
     "qwen3_5": TextPart("qwen3_5_text", fixed=True),
     "qwen3_5_moe": TextPart("qwen3_5_moe_text", fixed=True),
     "qwen3_asr": TextPart("qwen3", tied=True),
-    "qwen3_vl": TextPart("qwen3", fixed=True),
+    "qwen3_vl": TextPart("qwen3", fixed=True, three_positions=True),
     "smolvlm": TextPart("llama", tied=False),
     "video_llama_3": TextPart("qwen2", tied=False),
     "video_llava": TextPart("llama", tied=False),
     "vipllava": TextPart("llama", tied=False),
     "voxtral": TextPart("llama"),
 }
-_FLAT = {"qwen2_5_vl", "qwen2_vl"}
-"""Kinds whose released configs have the keys of the text part beside the others."""
-_THREE_POSITIONS = {"qwen2_5_vl", "qwen2_vl", "qwen3_vl"}
-"""Kinds that give each of a picture's tokens three positions. Those of a text's token are equal, so
-its queries and keys get positions as in a Qwen without pictures."""
 _SOFTCAP = "final_logit_softcapping"
 """A softcap that Gemma 4's whole model applies as its text part does, but Gemma 3's does not."""
 _PREFIXES = {
@@ -88,8 +88,8 @@ _PREFIXES = {
 
 def has_text_part(config: dict[str, Any]) -> bool:
     """Whether this is the config.json of a multimodal model with a text part."""
-    kind = str(config.get("model_type"))
-    return kind in _KINDS and ("text_config" in config or kind in _FLAT)
+    part = _KINDS.get(str(config.get("model_type")))
+    return part is not None and ("text_config" in config or part.flat)
 
 
 def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     text = {**text, "model_type": own or part.type}
     for name in ("vision_config", "tie_embedding"):  # LFM2's second name for the tie
         text.pop(name, None)
-    if kind in _THREE_POSITIONS:
+    if part.three_positions:
         for key in ROPES:
             if isinstance(text.get(key), dict):
                 text[key] = of_one_position(text[key])
