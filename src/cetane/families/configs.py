@@ -1,6 +1,6 @@
 """Checks of a config's numbers: before and after transformers reads it, and as a family does."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Protocol
 
 from cetane.errors import CetaneError
@@ -147,6 +147,12 @@ def check_value(kind: str, name: str, value: Any) -> None:
         limit = LARGEST_NUMBERS.get(key)
         if limit is not None and not 0 < number <= limit:
             raise invalid(kind, f"{key} = {number:g}, not above 0 and up to {limit:g}")
+
+
+def check_entries(kind: str, name: str, entries: Sized, count: int) -> None:
+    """Raise CetaneError for a list in a config that leaves out some of `count` layers."""
+    if len(entries) < count:
+        raise invalid(kind, f"{name} has {len(entries)} entries, num_hidden_layers = {count}")
 
 
 class SizedConfig(Protocol):

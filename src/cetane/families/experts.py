@@ -15,7 +15,7 @@ from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Block, Flow, Memory, Part, RoutedBlock, Truth, Weight
 from cetane.families.blocks import NAMES, PartNames
-from cetane.families.configs import invalid
+from cetane.families.configs import check_entries
 from cetane.families.layers import (
     GATED,
     MLP,
@@ -74,11 +74,7 @@ class ListedDense(Protocol):
 def listed_dense(config: ListedDense) -> list[bool]:
     """Whether every layer has one MLP for all tokens. CetaneError if the config lists too few."""
     types, count = config.mlp_layer_types, config.num_hidden_layers
-    if len(types) < count:
-        raise invalid(
-            config.model_type,
-            f"mlp_layer_types has {len(types)} entries, num_hidden_layers = {count}",
-        )
+    check_entries(config.model_type, "mlp_layer_types", types, count)
     return [name != "sparse" for name in types[:count]]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from cetane.families.attention import Attention
 from cetane.families.base import Block
-from cetane.families.configs import invalid
+from cetane.families.configs import check_entries
 from cetane.families.decoder import Norms, decoder_model, heads_of
 from cetane.families.experts import ExpertOptions, SharedExpert, expert_channels, mixture_of
 from cetane.families.kinds import DEFAULT, LayerKind, kind_names
@@ -90,11 +90,7 @@ def author(config: GraniteSWAConfig, options: ExpertOptions) -> Model:
 def layer_kinds(config: GraniteSWAConfig, scores: float | None) -> list[LayerKind]:
     """The kind of every layer. CetaneError if some layers have no base."""
     names, bases = kind_names(config), config.layer_rope_theta
-    if len(bases) < len(names):
-        raise invalid(
-            config.model_type,
-            f"layer_rope_theta has {len(bases)} entries, num_hidden_layers = {len(names)}",
-        )
+    check_entries(config.model_type, "layer_rope_theta", bases, len(names))
     heads = heads_of(config, scores)
     windows = {"sliding": config.sliding_window, "full": None}
     tables = tables_of(config, bases[: len(names)], heads.dim)

@@ -31,7 +31,7 @@ import torch
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Flow, Memory, Weight
 from cetane.families.blocks import NAMES, PartNames, PreNormBlock, SandwichBlock, SandwichNames
-from cetane.families.configs import LARGEST, invalid
+from cetane.families.configs import LARGEST, check_entries, invalid
 from cetane.families.decoder import DecoderConfig, Multipliers, Norms, decoder_model, heads_of
 from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import GATED, MLP, UNGATED, XIELU, Held, RMSNorm
@@ -300,10 +300,7 @@ def positioned_layers(config: LlamaConfig) -> list[bool]:
     if config.model_type != "smollm3":
         return [True] * count
     positioned = [bool(one) for one in config.no_rope_layers[:count]]
-    if len(positioned) < count:
-        raise invalid(
-            "smollm3", f"no_rope_layers has {len(positioned)} entries, num_hidden_layers = {count}"
-        )
+    check_entries("smollm3", "no_rope_layers", positioned, count)
     return positioned
 
 

@@ -21,7 +21,7 @@ import torch
 from cetane.families.attention import Attention, AttentionForm, normed_by
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import PartNames, PreNormBlock
-from cetane.families.configs import invalid, unsupported
+from cetane.families.configs import check_entries, unsupported
 from cetane.families.decoder import Norms, decoder_model, heads_of
 from cetane.families.deepseek_experts import (
     DeepseekExpertConfig,
@@ -229,10 +229,7 @@ def chosen_experts(config: MixtralConfig) -> list[int]:
     chosen = config.moe_topk
     if not isinstance(chosen, list):
         return [chosen] * count
-    if len(chosen) < count:
-        raise invalid(
-            config.model_type, f"moe_topk has {len(chosen)} entries, num_hidden_layers = {count}"
-        )
+    check_entries(config.model_type, "moe_topk", chosen, count)
     return chosen
 
 

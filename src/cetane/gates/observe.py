@@ -1,8 +1,10 @@
 """Observations of a port: its logits and its shards' outputs, on probes."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,6 +36,8 @@ from cetane.schema.function import Route, Step
 from cetane.schema.interface import Embedding
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -338,29 +342,23 @@ class Watched:
             self.by_capacity(),
         )  # fmt: skip
 
+    def by(self, key: "Callable[[ProbeCall], Key | None]") -> dict[Key, Array]:
+        """The numbers of the tokens of calls by their key; calls without one are left out."""
+        calls: defaultdict[Key, list[ProbeCall]] = defaultdict(list)
+        for one in self.probe_calls:
+            if (own := key(one)) is not None:
+                calls[own].append(one)
+        return {own: self.numbers(some) for own, some in calls.items()}
+
     def by_mode(self) -> dict[Mode, Array]:
         """The numbers of the tokens that each mode took."""
-        modes = [mode for one in self.probe_calls if (mode := one.running.mode)]
-        return {
-            mode: self.numbers([one for one in self.probe_calls if one.running.mode == mode])
-            for mode in dict.fromkeys(modes)
-        }
+        return self.by(lambda one: one.running.mode)
 
     def by_capacity(self) -> dict[int, Array]:
         """The numbers of the tokens that each capacity's functions took, if there are several."""
         if not self.engine.plan.smaller:
             return {}
-        capacities = [self.capacity(one.running) for one in self.probe_calls]
-        return {
-            tokens: self.numbers(
-                [
-                    one
-                    for one, own in zip(self.probe_calls, capacities, strict=True)
-                    if own == tokens
-                ]
-            )
-            for tokens in sorted({*capacities})
-        }
+        return dict(sorted(self.by(lambda one: self.capacity(one.running)).items()))
 
     def capacity(self, running: Running) -> int:
         """The capacity of a call's functions."""
