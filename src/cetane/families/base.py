@@ -93,16 +93,20 @@ class Weight:
 
     @property
     def row_pick(self) -> RowPick | None:
-        """The order of its rows, if that is all in which it differs from the checkpoint's matrix,
-        and it may lack some."""
+        """The order of its rows, if that is all in which it differs from the checkpoint's matrix.
+        It may lack some, and the checkpoint may store the matrix transposed."""
         return self.pick if isinstance(self.pick, RowPick) and len(self.stored) == 2 else None
 
     @property
     def taken(self) -> slice | Tensor:
-        """The rows of the checkpoint's tensor that it holds, in its order."""
+        """The rows of the checkpoint's tensor, `upright`, that it holds, in its order."""
         if isinstance(self.pick, RowPick):
-            return self.pick.order(self.stored[0])
+            return self.pick.order(self.stored)
         return slice(*self.rows) if self.rows else slice(None)
+
+    def upright(self, stored: Tensor) -> Tensor:
+        """A tensor of the stored shape with the matrix's outputs as rows, a view."""
+        return self.pick.upright(stored) if isinstance(self.pick, RowPick) else stored
 
     @property
     def matrix(self) -> str:

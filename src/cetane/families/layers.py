@@ -43,12 +43,19 @@ class RowPick:
     """A `Pick` that only takes rows of a matrix, in an order of its own."""
 
     function: Pick
+    transposed: bool = False
+    """Whether the checkpoint stores the matrix as `(I, O)`."""
 
     def __call__(self, stored: Tensor) -> Tensor:
-        return self.function(stored)
+        return self.function(self.upright(stored))
 
-    def order(self, rows: int) -> Tensor:
-        """The numbers of the rows that it takes of a matrix of `rows`, int64 `(O,)`."""
+    def upright(self, stored: Tensor) -> Tensor:
+        """The matrix with its outputs as rows, a view."""
+        return stored.T if self.transposed else stored
+
+    def order(self, stored: tuple[int, ...]) -> Tensor:
+        """The numbers of the rows that it takes of a tensor of this shape, int64 `(O,)`."""
+        rows = stored[int(self.transposed)]
         return self.function(torch.arange(rows)[:, None])[:, 0]
 
 

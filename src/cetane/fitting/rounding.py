@@ -27,7 +27,7 @@ from cetane.files import Progress
 from cetane.fitting.bfloat16 import bfloat16_products
 from cetane.fitting.experts import DOWN, ExpertProducts, RoutedExperts, modules_of_experts
 from cetane.fitting.importance import PASSES, Importance, Matrix, mean_product
-from cetane.fitting.seats import Seat, linear_layers, own_copy, views_of
+from cetane.fitting.seats import Seat, linear_layers, own_copy, put, upright, views_of
 from cetane.gates.resemblance import arrays, too_far
 from cetane.hardware.memory import give_back
 
@@ -127,27 +127,28 @@ class Rounder:
                 model(tokens, use_cache=False)
             self._inputs = self._hessian = None
 
-    def round(self, name: str, layer: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+    def round(self, name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Round a layer that is about to compute."""
         picked = self.picked.get(name, [])
         if any(matrix in self.constants for matrix in (name, *(w.matrix for w in picked))):
             return
         self.report(name.removesuffix(".weight"))
-        check_finite(name, layer.weight)
+        stored = upright(layer)
+        check_finite(name, stored)
         important = self.importances.get(name)
         if important is None:
             hessian = self.hessian(inputs[0])
         else:
             hessian = important.products(rows_of(inputs[0]))
         if name in self.formats:
-            weight = self.matrix(name, layer.weight.float(), hessian, important)
+            weight = self.matrix(name, stored.float(), hessian, important)
         else:
-            weight = layer.weight.to(torch.float32, copy=True)
+            weight = stored.to(torch.float32, copy=True)
         for one in picked:
             rows = one.taken
             own = None if important is None else important.of_rows(rows)
             weight[rows] = self.matrix(one.matrix, weight[rows], hessian, own)
-        layer.weight.data = weight
+        put(weight, layer)
         if len(self.constants) % PASSES == 0:
             give_back()
 
