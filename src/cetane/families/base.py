@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.errors import DAMAGED_CHECKPOINT, CetaneError
-from cetane.families.layers import Exchange, Held, Leaf, Pick, Projection, RowPick
+from cetane.families.layers import Exchange, HeadPick, Held, Leaf, Pick, Projection, RowPick
 from cetane.hardware import LARGEST_FP16
 from cetane.hardware.notch import cut, on_notch
 
@@ -98,6 +98,11 @@ class Weight:
         return self.pick if isinstance(self.pick, RowPick) and len(self.stored) == 2 else None
 
     @property
+    def head_pick(self) -> HeadPick | None:
+        """The rows of each head that it holds transposed, if it does."""
+        return self.pick if isinstance(self.pick, HeadPick) else None
+
+    @property
     def taken(self) -> slice | Tensor:
         """The rows of the checkpoint's tensor, `upright`, that it holds, in its order."""
         if isinstance(self.pick, RowPick):
@@ -111,8 +116,8 @@ class Weight:
     @property
     def matrix(self) -> str:
         """The name of the matrix that it is a part of. The checkpoint has one for each name, but of
-        experts, and of rows in another order."""
-        if self.row_pick is not None:
+        experts, of rows in another order, and of rows that are transposed for each head."""
+        if self.row_pick is not None or self.head_pick is not None:
             return f"{self.name}.{self.part}"
         if not self.of_experts or self.rows is None:
             return self.name

@@ -60,6 +60,25 @@ class RowPick:
 
 
 @dataclass(frozen=True)
+class HeadPick:
+    """A `Pick` that takes the first rows of each head of a matrix `(O, I)`, transposed."""
+
+    heads: int
+    rows: int
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        return self.views(stored).flatten(0, 1)
+
+    def views(self, stored: Tensor) -> Tensor:
+        """What it takes of each head, `(heads, I, rows)`, a view."""
+        return stored.unflatten(0, (self.heads, -1))[:, : self.rows].mT
+
+    def order(self, stored: tuple[int, ...]) -> Tensor:
+        """The numbers of the rows that it takes of each head, int64 `(heads, rows)`."""
+        return self.views(torch.arange(stored[0])[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
 class Held:
     """A parameter of a `Leaf`: its shape in a checkpoint, and its kind for compression rules."""
 

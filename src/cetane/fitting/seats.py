@@ -31,6 +31,8 @@ class Seat:
             return tensor
         if self.part.of_experts:
             return torch.cat(views_of(self.part, tensor), int(self.part.side_by_side))
+        if self.part.head_pick is not None:
+            return self.part.head_pick(tensor)
         return self.part.upright(tensor)[self.part.taken]
 
     def stored(self, source: Weights) -> Tensor:
@@ -49,6 +51,9 @@ class Seat:
             own = values.tensor_split(len(views), int(self.part.side_by_side))
             for view, one in zip(views, own, strict=True):
                 view.copy_(one)
+        elif self.part.head_pick is not None:
+            heads = self.part.head_pick.views(tensor)
+            heads.copy_(values.reshape(heads.shape))
         else:
             self.part.upright(tensor)[self.part.taken] = values.to(tensor)
 
