@@ -354,6 +354,29 @@ def test_rows_in_another_order_are_fitted_built_and_held_to_the_checkpoint(
     assert len(made.wrong()) == 2, "queries that read the gates' rows, and gates the queries'"
 
 
+def test_transposed_matrices_are_fitted_built_and_held_to_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """GPT-2 keeps them so, and its queries, keys and values side by side."""
+    build_model("gpt2").save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    made = Fixed(checkpoint, build(checkpoint, recipe(method="gptq"), tmp_path / "bundle", silent))
+    file = made.bundle.plan.recipe.compression.fitted
+    assert file is not None
+    fitted = {"attn.c_attn.weight.k_proj", "attn.c_proj.weight.c_proj", "mlp.c_fc.weight.c_fc"}
+    assert {f"transformer.h.1.{name}" for name in fitted} < file.read().harms.keys()
+    assert made.wrong() == []
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "empty"))
+    assert made.wrong() == []
+    read = checkpoint.read
+    exchanged = "c_attn.weight"
+    monkeypatch.setattr(
+        checkpoint, "read", lambda name: read(name).roll(64 * name.endswith(exchanged), -1)
+    )
+    assert len(made.wrong()) == 6, "queries read keys, keys values, and values queries"
+
+
 def test_they_are_made_once(fitted: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Fitter", None)
     again = resolve_recipe(fitted.checkpoint, recipe(method="gptq"))

@@ -31,7 +31,7 @@ def inputs_of(model: Any, path: str, tokens: Tensor) -> Tensor:
     with torch.inference_mode(), bfloat16_products(model):
         model(tokens)
     hook.remove()
-    return seen[0].reshape(-1, layer.in_features)
+    return seen[0].flatten(0, -2)
 
 
 Rounded = tuple[Any, dict[str, Tensor], Rounder, Tensor]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.errors import DAMAGED_CHECKPOINT, CetaneError
-from cetane.families.layers import Exchange, Held, Leaf, Pick, Projection, RowPick
+from cetane.families.layers import Exchange, HeadPick, Held, Leaf, Pick, Projection, RowPick
 from cetane.hardware import LARGEST_FP16
 from cetane.hardware.notch import cut, on_notch
 
@@ -93,22 +93,31 @@ class Weight:
 
     @property
     def row_pick(self) -> RowPick | None:
-        """The order of its rows, if that is all in which it differs from the checkpoint's matrix,
-        and it may lack some."""
+        """The order of its rows, if that is all in which it differs from the checkpoint's matrix.
+        It may lack some, and the checkpoint may store the matrix transposed."""
         return self.pick if isinstance(self.pick, RowPick) and len(self.stored) == 2 else None
 
     @property
+    def head_pick(self) -> HeadPick | None:
+        """The rows of each head that it holds transposed, if it does."""
+        return self.pick if isinstance(self.pick, HeadPick) else None
+
+    @property
     def taken(self) -> slice | Tensor:
-        """The rows of the checkpoint's tensor that it holds, in its order."""
+        """The rows of the checkpoint's tensor, `upright`, that it holds, in its order."""
         if isinstance(self.pick, RowPick):
-            return self.pick.order(self.stored[0])
+            return self.pick.order(self.stored)
         return slice(*self.rows) if self.rows else slice(None)
+
+    def upright(self, stored: Tensor) -> Tensor:
+        """A tensor of the stored shape with the matrix's outputs as rows, a view."""
+        return self.pick.upright(stored) if isinstance(self.pick, RowPick) else stored
 
     @property
     def matrix(self) -> str:
         """The name of the matrix that it is a part of. The checkpoint has one for each name, but of
-        experts, and of rows in another order."""
-        if self.row_pick is not None:
+        experts, of rows in another order, and of rows that are transposed for each head."""
+        if self.row_pick is not None or self.head_pick is not None:
             return f"{self.name}.{self.part}"
         if not self.of_experts or self.rows is None:
             return self.name

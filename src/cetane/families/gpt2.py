@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Flow, Memory, Spaces, Weight
@@ -22,11 +21,11 @@ from cetane.families.configs import invalid, unsupported
 from cetane.families.decoder import DecoderConfig, decoder_model
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import MLP, Exchange, Held, LayerNorm
+from cetane.families.layers import MLP, Exchange, Held, LayerNorm, RowPick
 from cetane.families.model import Model, StoredTable, TokenTable
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import RotaryTable
-from cetane.families.stored import FUSED
+from cetane.families.stored import FUSED, rows_between
 from cetane.schema.interface import PositionRows
 
 Options = ResidualOptions
@@ -103,14 +102,15 @@ class Gpt2Block(LearnedBlock):
         if len(held.stored) != 2:
             return plain
         outputs, inputs = held.stored
-        if name not in parts:
-            return replace(plain, stored=(inputs, outputs), pick=transposed)
-        start = parts.index(name) * outputs
+        whole, count, at = plain.name, 1, 0
+        if name in parts:
+            whole, count, at = whole.replace(name, "c_attn"), 3, parts.index(name)
+        pick = partial(rows_between, at * outputs, (at + 1) * outputs)
         return replace(
             plain,
-            name=plain.name.replace(name, "c_attn"),
-            stored=(inputs, 3 * outputs),
-            pick=partial(transposed, start=start, stop=start + outputs),
+            name=whole,
+            stored=(inputs, count * outputs),
+            pick=RowPick(pick, transposed=True),
             part=name,
         )
 
@@ -133,11 +133,6 @@ class OptBlock(LearnedBlock):
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         return super().weight(path.removeprefix("mlp."), shape, held)
-
-
-def transposed(stored: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-    """Some columns of a matrix, as rows."""
-    return stored[:, start:stop].T
 
 
 @dataclass(frozen=True)

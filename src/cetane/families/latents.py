@@ -14,7 +14,7 @@ from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
 from cetane.families.grouped_query import attend
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import Leaf, Pick, Projection, RMSNorm, RowPick
+from cetane.families.layers import HeadPick, Leaf, Pick, Projection, RMSNorm, RowPick
 from cetane.families.rotary import to_halves
 
 LATENT_EPS = 1e-6
@@ -108,7 +108,7 @@ class LatentAttention(Mixer):
             "q_proj": RowPick(partial(queries, *made, self.halves)),
             "q_b_proj": RowPick(partial(queries, *made, self.halves)),
             "kv_a_proj_with_mqa": RowPick(partial(latent_and_key, rank, self.halves)),
-            "to_latent": partial(towards_latent, *made),
+            "to_latent": HeadPick(*made),
             "from_latent": RowPick(partial(towards_values, *made)),
         }
 
@@ -128,11 +128,6 @@ def latent_and_key(rank: int, halves: Pick, stored: Tensor) -> Tensor:
     """The rows of the latent, then those of the rotary key; of a weight or a bias."""
     rows = stored.reshape(len(stored), -1)
     return torch.cat([rows[:rank], halves(rows[rank:])]).reshape(stored.shape)
-
-
-def towards_latent(heads: int, plain: int, stored: Tensor) -> Tensor:
-    """The rows that make keys, transposed for each head."""
-    return stored.unflatten(0, (heads, -1))[:, :plain].transpose(1, 2).flatten(0, 1)
 
 
 def towards_values(heads: int, plain: int, stored: Tensor) -> Tensor:

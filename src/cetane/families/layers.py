@@ -43,13 +43,39 @@ class RowPick:
     """A `Pick` that only takes rows of a matrix, in an order of its own."""
 
     function: Pick
+    transposed: bool = False
+    """Whether the checkpoint stores the matrix as `(I, O)`."""
 
     def __call__(self, stored: Tensor) -> Tensor:
-        return self.function(stored)
+        return self.function(self.upright(stored))
 
-    def order(self, rows: int) -> Tensor:
-        """The numbers of the rows that it takes of a matrix of `rows`, int64 `(O,)`."""
+    def upright(self, stored: Tensor) -> Tensor:
+        """The matrix with its outputs as rows, a view."""
+        return stored.T if self.transposed else stored
+
+    def order(self, stored: tuple[int, ...]) -> Tensor:
+        """The numbers of the rows that it takes of a tensor of this shape, int64 `(O,)`."""
+        rows = stored[int(self.transposed)]
         return self.function(torch.arange(rows)[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class HeadPick:
+    """A `Pick` that takes the first rows of each head of a matrix `(O, I)`, transposed."""
+
+    heads: int
+    rows: int
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        return self.views(stored).flatten(0, 1)
+
+    def views(self, stored: Tensor) -> Tensor:
+        """What it takes of each head, `(heads, I, rows)`, a view."""
+        return stored.unflatten(0, (self.heads, -1))[:, : self.rows].mT
+
+    def order(self, stored: tuple[int, ...]) -> Tensor:
+        """The numbers of the rows that it takes of each head, int64 `(heads, rows)`."""
+        return self.views(torch.arange(stored[0])[:, None])[:, 0]
 
 
 @dataclass(frozen=True)

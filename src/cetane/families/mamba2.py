@@ -29,7 +29,7 @@ from cetane.families.layers import (
 )
 from cetane.families.matrices import Decays, MatrixHeads, fading
 from cetane.families.model import History, Matrix
-from cetane.families.stored import FUSED, FusedRows
+from cetane.families.stored import FUSED, FusedRows, rows_between
 from cetane.hardware import LARGEST_FP16
 
 NAME = "ssm"
@@ -237,8 +237,3 @@ class MambaRows(FusedRows):
             return plain
         pick = RowPick(partial(rows_between, *plain.rows))
         return replace(plain, rows=None, pick=pick, part=part)
-
-
-def rows_between(start: int, stop: int, stored: Tensor) -> Tensor:
-    """Some neighbouring rows of a matrix or of a bias."""
-    return stored[start:stop]

@@ -139,3 +139,8 @@ class FusedRows(Block):
 
 class FusedBlock(FusedRows, PreNormBlock):
     """An ordinary layer with such tensors."""
+
+
+def rows_between(start: int, stop: int, stored: Tensor) -> Tensor:
+    """Some neighbouring rows of a matrix or of a bias."""
+    return stored[start:stop]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cetane.fitting.seats import is_linear
+
 
 def bfloat16_products(model: Any) -> AbstractContextManager[Any]:
     """A context with bfloat16 products, if the device has them. Teacher and student both use it."""
@@ -29,7 +31,7 @@ def narrowed(model: Any) -> Iterator[None]:
     kept: list[tuple[nn.Parameter, Tensor]] = []
     if has_bfloat16(model.device.type):
         for module in model.modules():
-            if isinstance(module, nn.Linear):
+            if is_linear(module):
                 kept += [(own, own.data) for own in module.parameters(recurse=False)]
     for parameter, values in kept:
         parameter.data = values.bfloat16()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -27,7 +28,7 @@ from cetane.files import Progress
 from cetane.fitting.bfloat16 import bfloat16_products
 from cetane.fitting.experts import DOWN, ExpertProducts, RoutedExperts, modules_of_experts
 from cetane.fitting.importance import PASSES, Importance, Matrix, mean_product
-from cetane.fitting.seats import Seat, linear_layers, own_copy, views_of
+from cetane.fitting.seats import Seat, linear_layers, own_copy, put, upright, views_of
 from cetane.gates.resemblance import arrays, too_far
 from cetane.hardware.memory import give_back
 
@@ -127,27 +128,31 @@ class Rounder:
                 model(tokens, use_cache=False)
             self._inputs = self._hessian = None
 
-    def round(self, name: str, layer: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+    def round(self, name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Round a layer that is about to compute."""
         picked = self.picked.get(name, [])
         if any(matrix in self.constants for matrix in (name, *(w.matrix for w in picked))):
             return
         self.report(name.removesuffix(".weight"))
-        check_finite(name, layer.weight)
+        stored = upright(layer)
+        check_finite(name, stored)
         important = self.importances.get(name)
         if important is None:
             hessian = self.hessian(inputs[0])
         else:
             hessian = important.products(rows_of(inputs[0]))
         if name in self.formats:
-            weight = self.matrix(name, layer.weight.float(), hessian, important)
+            weight = self.matrix(name, stored.float(), hessian, important)
         else:
-            weight = layer.weight.to(torch.float32, copy=True)
+            weight = stored.to(torch.float32, copy=True)
         for one in picked:
+            if one.head_pick is not None:
+                self.round_heads(one, weight, hessian, important)
+                continue
             rows = one.taken
             own = None if important is None else important.of_rows(rows)
             weight[rows] = self.matrix(one.matrix, weight[rows], hessian, own)
-        layer.weight.data = weight
+        put(weight, layer)
         if len(self.constants) % PASSES == 0:
             give_back()
 
@@ -159,15 +164,44 @@ class Rounder:
         self.constants[name] = made
         return torch.from_numpy(decoded)
 
+    def round_heads(
+        self, part: Weight, weight: Tensor, products: Matrix, important: Importance | None
+    ) -> None:
+        """Round the rows of each head of a weight `(O, I)` that the port keeps transposed.
+
+        What the checkpoint's matrix reads is an output there. So its `products` say how errors of
+        outputs count together, and importance how those of inputs do.
+        """
+        assert part.head_pick is not None
+        views, made = part.head_pick.views(weight), []
+        for view, rows in zip(views, part.head_pick.order(part.stored), strict=True):
+            own = None if important is None else important.of_rows(rows)
+            inputs = torch.eye(len(rows)) if own is None or own.outputs is None else own.outputs
+            if own is not None:
+                own = replace(own, outputs=torch.from_numpy(products))
+            constants, decoded = self.fitted(
+                part.matrix, view.contiguous().numpy(), inputs.numpy(), own, products
+            )
+            view.copy_(torch.from_numpy(decoded))
+            made.append(constants)
+        self.constants[part.matrix] = stacked(made)
+
     def fitted(
-        self, matrix: str, values: Matrix, hessian: Matrix, important: Importance | None
+        self,
+        matrix: str,
+        values: Matrix,
+        hessian: Matrix,
+        important: Importance | None,
+        outputs: Matrix | None = None,
     ) -> tuple[Encoded, Matrix]:
-        """The constants of the values `(O, I)` of a matrix, or of one expert's part of it, and what
-        they decode to, fp32. Their harm is added to the matrix's."""
-        outputs = None if important is None else important.outputs
-        made = self.encode(
-            values, self.formats[matrix], hessian, None if outputs is None else outputs.numpy()
-        )
+        """The constants of the values `(O, I)` of a matrix, or of a part of it, such as one
+        expert's, and what they decode to, fp32. Their harm is added to the matrix's.
+
+        `outputs (O, O)` says how errors of outputs count together; by default, importance does.
+        """
+        if outputs is None and important is not None and important.outputs is not None:
+            outputs = important.outputs.numpy()
+        made = self.encode(values, self.formats[matrix], hessian, outputs)
         decoded = made.decode().astype(np.float32)
         if important is not None:
             harm = important.harm(values - decoded, hessian)
@@ -219,6 +253,7 @@ class Rounder:
         """The constants of a weight, by the method."""
         if self.method == "weighted":
             hessian = np.diag(np.diagonal(hessian))
+            outputs = None if outputs is None else np.diag(np.diagonal(outputs))
         return encode(weight, form, np.ascontiguousarray(hessian), outputs, self.options)
 
     def report(self, name: str) -> None:

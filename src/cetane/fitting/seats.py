@@ -15,7 +15,8 @@ from cetane.fitting.experts import modules_of_experts
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a weight `(O, I)` stands: in all of a parameter, in some rows, or in some experts."""
+    """Where a weight `(O, I)` stands: in all of a parameter, in some rows or columns, or in some
+    experts."""
 
     name: str
     """The checkpoint's name of the parameter."""
@@ -30,7 +31,9 @@ class Seat:
             return tensor
         if self.part.of_experts:
             return torch.cat(views_of(self.part, tensor), int(self.part.side_by_side))
-        return tensor[self.part.taken]
+        if self.part.head_pick is not None:
+            return self.part.head_pick(tensor)
+        return self.part.upright(tensor)[self.part.taken]
 
     def stored(self, source: Weights) -> Tensor:
         """The weight as the checkpoint has it, `(O, I)`, without the family's factor."""
@@ -48,18 +51,41 @@ class Seat:
             own = values.tensor_split(len(views), int(self.part.side_by_side))
             for view, one in zip(views, own, strict=True):
                 view.copy_(one)
+        elif self.part.head_pick is not None:
+            heads = self.part.head_pick.views(tensor)
+            heads.copy_(values.reshape(heads.shape))
         else:
-            tensor[self.part.taken] = values.to(tensor)
+            self.part.upright(tensor)[self.part.taken] = values.to(tensor)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module of a transformers model is a linear layer. GPT-2's keep their weights
+    transposed."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def upright(layer: nn.Module) -> Tensor:
+    """The weight of a linear layer as `(O, I)`, a view."""
+    weight: Tensor = layer.get_parameter("weight").data
+    return weight if isinstance(layer, nn.Linear) else weight.T
+
+
+def put(weight: Tensor, layer: nn.Module) -> None:
+    """Let a linear layer compute with a weight `(O, I)`."""
+    kept = weight if isinstance(layer, nn.Linear) else weight.T
+    layer.get_parameter("weight").data = kept
 
 
 def linear_layers(
     model: Any, names: Mapping[str, str], wanted: Container[str]
-) -> dict[str, nn.Linear]:
+) -> dict[str, nn.Module]:
     """The linear layers of a model whose weights are wanted, by the checkpoint's names."""
     return {
         names[path]: module
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and names.get(path) in wanted
+        if is_linear(module) and names.get(path) in wanted
     }
 
 
@@ -79,7 +105,7 @@ def seats_in(
     seats: dict[str, Seat] = {}
     parameters: dict[str, Any] = {}
     for name, layer in linear_layers(model, names, {*names.values()}).items():
-        parameters[name] = layer.weight
+        parameters[name] = layer.get_parameter("weight")
         if name in matrices:
             seats[name] = Seat(name, parameters[name])
     for module, own in modules_of_experts(model, tensors):

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from cetane.files import Progress, disk_errors, replacing
 from cetane.fitting.bfloat16 import bfloat16_products, has_bfloat16
-from cetane.fitting.seats import Seat, own_copy
+from cetane.fitting.seats import Seat, is_linear, own_copy
 from cetane.fitting.teacher import Answers
 from cetane.fitting.tunable import Tunable
 from cetane.threads import available
@@ -68,7 +68,7 @@ class Student:
         self.model, self.seats, self.weights = model, seats, weights
         dtype = torch.bfloat16 if has_bfloat16(model.device.type) else torch.float32
         for module in model.modules():
-            if isinstance(module, nn.Linear):
+            if is_linear(module):
                 module.weight.data = module.weight.data.to(dtype)
         self.parameters = list(
             {id(seat.parameter): seat.parameter for seat in seats.values()}.values()

@@ -87,13 +87,16 @@ def naming(weight: Weight) -> Iterator[None]:
 
 
 def can_be_fitted(weight: Weight, form: Format) -> bool:
-    """Whether a weight can have fitted constants. It must be a matrix of the checkpoint, rows or
-    columns of one, or a matrix of experts; a factor may multiply it. Its format must have levels to
-    choose among."""
+    """Whether a weight can have fitted constants. It must be a matrix of the checkpoint, which may
+    be transposed there, rows or columns of one, or a matrix of experts; a factor may multiply it.
+    So may rows of each head be, transposed. Its format must have levels to choose among."""
     if weight.of_experts:
         return experts_can_be_fitted(weight, form)
     if weight.kind is None or len(weight.stored) != 2:
         return False
+    if weight.head_pick is not None:
+        inputs = weight.stored[1]  # a head's outputs in the port
+        return second_order.serves(form, weight.shape) and one_by_one(form, inputs)
     if weight.pick is not None:
         return weight.row_pick is not None and second_order.serves(form, weight.shape)
     if isinstance(form, Palette) and weight.rows and weight.rows[0] % (form.group or form.vector):
@@ -111,6 +114,12 @@ def experts_can_be_fitted(weight: Weight, form: Format) -> bool:
     count = weight.rows[1] - weight.rows[0]
     if weight.shape[1] > LARGEST_INPUTS or not second_order.serves(form, weight.shape):
         return False
-    if count == 1 or weight.side_by_side or not isinstance(form, Palette):
+    return count == 1 or weight.side_by_side or one_by_one(form, weight.shape[0] // count)
+
+
+def one_by_one(form: Format, rows: int) -> bool:
+    """Whether parts of a matrix with so many rows each can be rounded one by one: none may share a
+    palette."""
+    if not isinstance(form, Palette):
         return True
-    return form.group is not None and weight.shape[0] // count % form.group == 0
+    return form.group is not None and rows % form.group == 0
