@@ -46,8 +46,14 @@ _POST_NORMS = _weights(
 )
 _MLP = _weights({"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"})
 _UNGATED = _weights({"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"})
+_ONE_NORM = _weights({"attn_norm": "input_layernorm"})
 _HUNYUAN_NORMS = _weights(
     {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+)
+_GLM = (
+    _ATTENTION
+    | _NORMS_BEFORE
+    | _weights({"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"})
 )
 _GLM4 = _ATTENTION | _weights(
     {
@@ -107,6 +113,8 @@ _BIASED = (
     "experts.gate_proj", "experts.up_proj", "experts.down_proj",
 )  # fmt: skip
 """The modules that may have biases."""
+_LAYER_NORMED = (*_BIASED, "up_proj", "down_proj", "layernorm", "model.norm")
+"""The same in models with layer norms, whose other matrices may have biases too."""
 
 
 def _shared(name: str) -> Names:
@@ -118,6 +126,53 @@ def _shared(name: str) -> Names:
 
 _SHARED = _shared("shared_expert") | _weights({"ffn_gate_inp_shexp": "mlp.shared_expert_gate"})
 """Qwen's expert that all tokens share."""
+_GRANITE_EXPERTS = _experts("block_sparse_moe", "router")
+_GRANITE_PARTS = {"gate": "shared_mlp.gate_proj", "up": "shared_mlp.up_proj",
+                  "down": "shared_mlp.output_linear"}  # fmt: skip
+_ALWAYS = _weights({f"ffn_{part}_shexp": ours for part, ours in _GRANITE_PARTS.items()})
+"""Granite's MLP beside experts, which all tokens take."""
+_SHARED_MLP = _weights({f"ffn_{part}": ours for part, ours in _GRANITE_PARTS.items()})
+"""The same where there are no experts."""
+
+
+def _cohere(config: Config, index: int) -> Names:
+    return _ONE_NORM | _ATTENTION | _MLP | (_QK_NORMS if config["use_qk_norm"] else {})
+
+
+def _stablelm(config: Config, index: int) -> Names:
+    norms = _ONE_NORM if config["use_parallel_residual"] else _NORMS_BEFORE
+    return norms | _ATTENTION | _MLP
+
+
+def _mamba(home: str) -> Names:
+    """The names of a Mamba-2, in a part of the layer."""
+    vectors = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
+    modules = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_out": "out_proj"}
+    return {theirs: f"{home}.{ours}" for theirs, ours in vectors.items()} | _weights(
+        {theirs: f"{home}.{ours}" for theirs, ours in modules.items()}
+    )
+
+
+def _granite_hybrid(config: Config, index: int) -> Names:
+    """Mamba-2 or attention. A model without experts has the MLP that others share with all."""
+    mixes = config["layer_types"][index] == "mamba"
+    mixer = _mamba("mamba") | _weights({"ssm_norm": "mamba.norm"}) if mixes else _ATTENTION
+    if not config["num_local_experts"]:
+        return _NORMS_BEFORE | mixer | _SHARED_MLP
+    return _NORMS_BEFORE | mixer | _GRANITE_EXPERTS | _ALWAYS
+
+
+def _falcon_h1(config: Config, index: int) -> Names:
+    """Mamba-2 and attention beside each other."""
+    parts = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
+    names = _ONE_NORM | _ATTENTION | _mamba("mamba") | _weights(parts)
+    names |= {"ffn_norm": "pre_ff_layernorm.weight"}
+    return names | (_weights({"ssm_norm": "mamba.norm"}) if config["mamba_rms_norm"] else {})
+
+
+def _granite_mixture(config: Config, index: int) -> Names:
+    names = _ATTENTION | _NORMS_BEFORE | _GRANITE_EXPERTS
+    return names | (_ALWAYS if config["model_type"] == "granitemoeshared" else {})
 
 
 def _lfm2(config: Config, index: int) -> Names:
@@ -157,6 +212,15 @@ def _qwen_mixture(config: Config, index: int) -> Names:
     return _mixer(config, index) | _EXPERTS | _SHARED
 
 
+_QUERIES_ON_LATENT = _weights(
+    {
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+    }
+)
+
+
 def _deepseek2(config: Config, index: int) -> Names:
     latent = {
         "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
@@ -165,16 +229,26 @@ def _deepseek2(config: Config, index: int) -> Names:
         "attn_v_b": "self_attn.v_b_proj",
         "attn_output": "self_attn.o_proj",
     }
+    names = _NORMS_BEFORE | _weights(latent)
     if config["q_lora_rank"] is None:
-        latent["attn_q"] = "self_attn.q_proj"
+        names |= _weights({"attn_q": "self_attn.q_proj"})
     else:
-        latent |= {
-            "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
-            "attn_q_b": "self_attn.q_b_proj",
-        }  # fmt: skip
-    dense = index < config["first_k_dense_replace"]
-    behind = _MLP if dense else _EXPERTS | _shared("shared_experts")
-    return _NORMS_BEFORE | _weights(latent) | behind
+        names |= _QUERIES_ON_LATENT
+    if index < config["first_k_dense_replace"]:
+        return names | _MLP
+    names |= _EXPERTS | _shared("shared_experts")
+    corrected = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+    return names | (corrected if config["model_type"] == "deepseek_v3" else {})
+
+
+def _ernie_mixture(config: Config, index: int) -> Names:
+    names, first = _ATTENTION | _NORMS_BEFORE, config["moe_layer_start_index"]
+    if index < first or (index - first + 1) % config["moe_layer_interval"]:
+        return names | _MLP
+    if config["moe_num_shared_experts"]:
+        names |= _shared("shared_experts")
+    corrections = "mlp.gate.moe_statics.e_score_correction_bias"
+    return names | _EXPERTS | {"exp_probs_b.bias": corrections}
 
 
 def _gemma4(config: Config, index: int) -> Names:
@@ -207,6 +281,9 @@ class Architecture:
     """How to make the tensors that the file keeps in another form, or in several pieces."""
     top: Names = field(default_factory=lambda: _TOP)
     """The names of what is in no layer."""
+    biased: tuple[str, ...] = _BIASED
+    """The endings of the modules that may have biases."""
+    layers: str = "model.layers"
 
     def tensor_names(self, config: Config) -> tuple[Names, Names]:
         """Hugging Face's names by GGUF's: of all weights, and of biases that there may be."""
@@ -216,13 +293,13 @@ class Architecture:
         for index in range(config["num_hidden_layers"]):
             own = self.layer if isinstance(self.layer, dict) else self.layer(config, index)
             weights |= {
-                f"blk.{index}.{theirs}": f"model.layers.{index}.{ours}"
+                f"blk.{index}.{theirs}": f"{self.layers}.{index}.{ours}"
                 for theirs, ours in own.items()
             }
         biases = {
             f"{theirs.removesuffix('.weight')}.bias": f"{module}.bias"
             for theirs, ours in weights.items()
-            if (module := ours.removesuffix(".weight")).endswith(_BIASED)
+            if (module := ours.removesuffix(".weight")).endswith(self.biased)
         }
         return weights, biases
 
@@ -239,6 +316,63 @@ _LFM2_TOP = _weights(
      "output": "lm_head"}
 )  # fmt: skip
 
+_MINICPM3 = (
+    _NORMS_BEFORE
+    | _QUERIES_ON_LATENT
+    | _MLP
+    | _weights(
+        {
+            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+            "attn_kv_b": "self_attn.kv_b_proj",
+            "attn_output": "self_attn.o_proj",
+        }
+    )
+)
+_NO_NORM = _weights({"token_embd": "model.embed_tokens", "output": "lm_head"})
+"""OLMo's norms have no weights."""
+_PHI = (
+    _ONE_NORM
+    | _QKV
+    | _weights({"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"})
+)
+_PHI_TOP = _TOP | _weights({"output_norm": "model.final_layernorm"})
+_PHI_BIASED = (*_LAYER_NORMED, "dense", "fc1", "fc2", "lm_head")
+_MAMBA = (*_BIASED, "conv1d")
+_GPT2 = _weights(
+    {
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    }
+)
+_GPT2_TOP = _weights(
+    {
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    }
+)
+_NEOX = _NORMS_BEFORE | _weights(
+    {
+        "attn_qkv": "attention.query_key_value",
+        "attn_output": "attention.dense",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    }
+)
+_NEOX_TOP = _weights(
+    {
+        "token_embd": "gpt_neox.embed_in",
+        "output_norm": "gpt_neox.final_layer_norm",
+        "output": "lm_head",
+    }
+)
+
 ARCHITECTURES = {
     # Mistral is "llama" to llama.cpp; its modules and its config are the same.
     "llama": Architecture("llama", "LlamaForCausalLM", _LLAMA, layouts.INTERLEAVED),
@@ -248,14 +382,78 @@ ARCHITECTURES = {
     "granitemoe": Architecture(
         "granitemoe",
         "GraniteMoeForCausalLM",
-        _ATTENTION | _NORMS_BEFORE | _experts("block_sparse_moe", "router"),
-        (*layouts.INTERLEAVED, *layouts.EXPERTS),
+        _granite_mixture,
+        (*layouts.INTERLEAVED, *layouts.EXPERTS, *layouts.SHARED_MLPS),
+    ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        _granite_hybrid,
+        (*layouts.INTERLEAVED, *layouts.EXPERTS, *layouts.SHARED_MLPS, *layouts.MAMBA_2),
+        biased=_MAMBA,
+    ),
+    "falcon-h1": Architecture(
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        _falcon_h1,
+        layouts.MAMBA_2,
+        _TOP | _weights({"output_norm": "model.final_layernorm"}),
+        _MAMBA,
     ),
     "arcee": Architecture(
         "arcee", "ArceeForCausalLM", _ATTENTION | _NORMS_BEFORE | _UNGATED, layouts.INTERLEAVED
     ),
     # Hugging Face's rows are interleaved too, so nothing changes on the way.
+    "command-r": Architecture("cohere", "CohereForCausalLM", _cohere),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", _ONE_NORM | _ATTENTION | _MLP),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", _LLAMA),
+    "olmo": Architecture(
+        "olmo", "OlmoForCausalLM", _ATTENTION | _MLP, layouts.INTERLEAVED, _NO_NORM
+    ),
+    "stablelm": Architecture("stablelm", "StableLmForCausalLM", _stablelm, biased=_LAYER_NORMED),
+    "starcoder2": Architecture(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        _ATTENTION | _NORMS_BEFORE | _weights({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+        biased=(*_LAYER_NORMED, "c_fc", "c_proj"),
+    ),
+    "gpt2": Architecture(
+        "gpt2",
+        "GPT2LMHeadModel",
+        _GPT2,
+        layouts.TRANSPOSED,
+        _GPT2_TOP,
+        ("ln_1", "ln_2", "ln_f", "c_attn", "c_proj", "c_fc"),
+        "transformer.h",
+    ),
+    "gptneox": Architecture(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        _NEOX,
+        layouts.HEAD_BY_HEAD,
+        _NEOX_TOP,
+        ("layernorm", "layer_norm", "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+        "gpt_neox.layers",
+    ),
+    "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", _MINICPM3),
+    "phi2": Architecture("phi", "PhiForCausalLM", _PHI, (), _PHI_TOP, _PHI_BIASED),
+    "nemotron": Architecture(
+        "nemotron",
+        "NemotronForCausalLM",
+        _ATTENTION | _NORMS_BEFORE | _UNGATED,
+        layouts.GAINS_LESS_ONE,
+        biased=_LAYER_NORMED,
+    ),
+    "jais2": Architecture(
+        "jais2",
+        "Jais2ForCausalLM",
+        _ATTENTION | _NORMS_BEFORE | _UNGATED,
+        biased=_LAYER_NORMED,
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _ernie_mixture, layouts.EXPERTS
+    ),
+    "chatglm": Architecture("glm", "GlmForCausalLM", _GLM),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4),
     "hunyuan-dense": Architecture(
         "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _LLAMA | _HUNYUAN_NORMS

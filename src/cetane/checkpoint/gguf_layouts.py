@@ -99,6 +99,32 @@ def split_halves(heads: str) -> Callable[[Config, Array], Array]:
     return make
 
 
+def head_by_head(config: Config, rows: Array) -> Array:
+    """All queries' rows, then all keys' and values' -> those of each head together."""
+    parts = rows.reshape(3, config["num_attention_heads"], -1, *rows.shape[1:])
+    return np.ascontiguousarray(parts.swapaxes(0, 1)).reshape(rows.shape)
+
+
+def of_three(config: Config, stored: Shape) -> Shape:
+    if stored[0] != 3 * config["hidden_size"]:
+        raise ValueError(f"shape {stored} does not fit {config['hidden_size']} channels")
+    return stored
+
+
+HEAD_BY_HEAD = tuple(
+    one_piece(f".query_key_value.{leaf}", head_by_head, of_three) for leaf in ("weight", "bias")
+)
+TRANSPOSED = tuple(
+    one_piece(
+        f".{name}.weight",
+        lambda config, stored: np.ascontiguousarray(stored.T),
+        lambda config, stored: stored[::-1],
+    )
+    for name in ("c_attn", "c_proj", "c_fc")
+)
+"""GPT-2's matrices, which Hugging Face keeps as `(I, O)`."""
+
+
 def of_heads(heads: str) -> Callable[[Config, Shape], Shape]:
     """A function that checks and returns the shape of the rows of all heads."""
 
@@ -167,6 +193,24 @@ EXPERTS = (
     gates_and_ups("gate_up_proj", "weight", one_after_other),
     TensorRule(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), as_stored),
 )
+
+
+SHARED_MLPS = (
+    TensorRule(
+        ".shared_mlp.input_linear.weight",
+        (".shared_mlp.gate_proj.weight", ".shared_mlp.up_proj.weight"),
+        lambda config, gate, up: np.concatenate([gate, up]),
+        lambda config, gate, up: both(gate, up),
+    ),
+)
+"""Granite's MLP that all tokens take: gates, then ups."""
+
+
+def both(gate: Shape, up: Shape) -> Shape:
+    """The shape of gates and ups, one below the other."""
+    if gate != up:
+        raise ValueError("gates and ups of different shapes")
+    return 2 * gate[0], *gate[1:]
 
 
 def as_row(config: Config, stored: Array) -> Array:
@@ -294,6 +338,25 @@ def of_columns(config: Config, stored: Shape) -> Shape:
     of_values(config, stored[::-1])
     return stored
 
+
+def as_vector(config: Config, stored: Array) -> Array:
+    return stored.reshape(-1)
+
+
+def of_vector(config: Config, stored: Shape) -> Shape:
+    return (prod(stored),)
+
+
+MAMBA_2 = (
+    one_piece(".conv1d.weight", with_group, None),
+    one_piece(
+        ".A_log",
+        lambda config, stored: decays_log(config, as_vector(config, stored)),
+        of_vector,
+    ),
+    *(one_piece(name, as_vector, of_vector) for name in (".mamba.D", ".mamba.norm.weight")),
+)
+"""Vectors that the file has as columns, or group by group."""
 
 QWEN3_NEXT = (
     *QWEN_GAINS,

@@ -20,6 +20,10 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
 """The number of layers of the models of 27B (see `_scores_by`)."""
 _SMOLLM3_PERIOD = 4
 """SmolLM3: every fourth layer does not turn queries and keys. Not in the file."""
+_COHERE_PERIOD = 4
+"""Command R7B: every fourth layer sees all tokens. Not in the file."""
+_OLMO_EPS = 1e-5
+"""The epsilon of OLMo's norms, which no config has."""
 _SOFTMAX, _SIGMOID = 1, 2
 """llama.cpp's numbers for experts weighed by a softmax, and by a sigmoid of each."""
 _GRANITE = {
@@ -48,6 +52,20 @@ class Facts:
     @property
     def layers(self) -> int:
         return int(self.config["num_hidden_layers"])
+
+    @property
+    def turned_part(self) -> dict[str, Any]:
+        """The rotary parameters of heads that rotate in part."""
+        return self.rope | {"partial_rotary_factor": self.rotary_width / self.config["head_dim"]}
+
+    def has(self, *tensors: str) -> bool:
+        """Whether the file has tensors of the first layer."""
+        return all(f"blk.0.{name}" in self.file.tensors for name in tensors)
+
+    def rows(self, tensor: str) -> int:
+        """The number of rows of a tensor of the first layer; 0 if it is missing."""
+        stored = self.file.tensors.get(f"blk.0.{tensor}")
+        return stored.shape[0] if stored is not None and stored.shape else 0
 
     def windows(self, slides: list[bool]) -> dict[str, Any]:
         """The window of the layers that slide, and the type of every layer."""
@@ -89,10 +107,73 @@ def _ernie(facts: Facts) -> dict[str, Any]:
     return {"use_bias": _biased(facts)["attention_bias"]}
 
 
-@of("glm4")
+@of("glm", "glm4")
 def _glm4(facts: Facts) -> dict[str, Any]:
-    part = facts.rotary_width / facts.config["head_dim"]
-    return _biased(facts) | {"rope_parameters": facts.rope | {"partial_rotary_factor": part}}
+    return _biased(facts) | {"rope_parameters": facts.turned_part}
+
+
+@of("cohere")
+def _cohere(facts: Facts) -> dict[str, Any]:
+    return {"logit_scale": facts.keys.number("logit_scale"), "use_qk_norm": facts.has(
+        "attn_q_norm.weight"), "attention_bias": facts.has("attn_q.bias")}  # fmt: skip
+
+
+@of("cohere2")
+def _cohere2(facts: Facts) -> dict[str, Any]:
+    """Which layers slide is not in the file; all releases have the same."""
+    slides = [(index + 1) % _COHERE_PERIOD != 0 for index in range(facts.layers)]
+    return facts.windows(slides) | {"logit_scale": facts.keys.number("logit_scale")}
+
+
+@of("olmo")
+def _olmo_1(facts: Facts) -> dict[str, Any]:
+    key = "attention.clamp_kqv"
+    _check_epsilon(facts)
+    return {"clip_qkv": None if facts.keys.get(key) is None else facts.keys.number(key)}
+
+
+def _check_epsilon(facts: Facts) -> None:
+    """Refuse another epsilon than transformers' OLMo has, whose config has none."""
+    value = facts.config["layer_norm_eps"]
+    if abs(value - _OLMO_EPS) > 1e-3 * _OLMO_EPS:
+        raise facts.keys.bad("attention.layer_norm_epsilon", f"{_OLMO_EPS}", value)
+
+
+@of("stablelm")
+def _stablelm(facts: Facts) -> dict[str, Any]:
+    parallel = facts.keys.get("use_parallel_residual")
+    return {
+        "use_parallel_residual": parallel is not False,
+        "use_qkv_bias": facts.has("attn_q.bias"),
+        "rope_parameters": facts.turned_part,
+    }
+
+
+@of("starcoder2")
+def _starcoder2(facts: Facts) -> dict[str, Any]:
+    """The file has no window, and llama.cpp sees all tokens."""
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": facts.has("attn_q.bias"),
+        "sliding_window": None,
+    }
+
+
+@of("phi")
+def _phi(facts: Facts) -> dict[str, Any]:
+    return {"hidden_act": "gelu_new", "rope_parameters": facts.turned_part}
+
+
+@of("nemotron")
+def _nemotron(facts: Facts) -> dict[str, Any]:
+    biases = {"attention_bias": facts.has("attn_q.bias"), "mlp_bias": facts.has("ffn_up.bias")}
+    return biases | {"hidden_act": "relu2", "rope_parameters": facts.turned_part}
+
+
+@of("jais2")
+def _jais2(facts: Facts) -> dict[str, Any]:
+    biases = {"attention_bias": facts.has("attn_q.bias"), "mlp_bias": facts.has("ffn_up.bias")}
+    return biases | {"hidden_act": "relu2"}
 
 
 @of("seed_oss")
@@ -111,7 +192,65 @@ def _exaone(facts: Facts) -> dict[str, Any]:
 
 @of("granite", "granitemoe")
 def _granite(facts: Facts) -> dict[str, Any]:
-    return _biased(facts) | {name: facts.keys.number(key) for name, key in _GRANITE.items()}
+    own = _biased(facts) | {name: facts.keys.number(key) for name, key in _GRANITE.items()}
+    shared = facts.keys.optional("expert_shared_feed_forward_length")
+    if shared:
+        own |= {"model_type": "granitemoeshared", "shared_intermediate_size": shared,
+                "architectures": ["GraniteMoeSharedForCausalLM"]}  # fmt: skip
+    return own
+
+
+@of("granitemoehybrid")
+def _granite_hybrid(facts: Facts) -> dict[str, Any]:
+    """Mamba-2 in the layers without key/value heads. An MLP that all tokens take, with or without
+    experts beside it."""
+    keys, config = facts.keys, facts.config
+    heads = keys.integers("attention.head_count_kv", facts.layers)
+    shared = keys.optional("expert_shared_feed_forward_length")
+    rotates, width = keys.get("rope.scaling.finetuned"), keys.integer("ssm.inner_size")
+    if width % config["hidden_size"]:
+        expected = f"a multiple of {config['hidden_size']} channels"
+        raise keys.bad("ssm.inner_size", expected, width)
+    return {name: keys.number(key) for name, key in _GRANITE.items()} | _mamba(facts) | {
+        "layer_types": facts.kinds("attention", "mamba", [count > 0 for count in heads]),
+        "mamba_expand": width // config["hidden_size"],
+        "position_embedding_type": "rope" if rotates else "nope",
+        "num_local_experts": keys.optional("expert_count"),
+        "shared_intermediate_size": shared or config["intermediate_size"],
+        "attention_bias": False,
+    }  # fmt: skip
+
+
+def _mamba(facts: Facts) -> dict[str, Any]:
+    """The sizes of Mamba-2."""
+    keys, heads = facts.keys, facts.keys.integer("ssm.time_step_rank")
+    width = keys.integer("ssm.inner_size")
+    if width % heads:
+        raise keys.bad("ssm.inner_size", f"a multiple of {heads} heads", width)
+    biases = [name for name in facts.file.tensors if name.endswith("ssm_conv1d.bias")]
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": width // heads,
+        "mamba_d_state": keys.integer("ssm.state_size"),
+        "mamba_n_groups": keys.integer("ssm.group_count"),
+        "mamba_d_conv": keys.integer("ssm.conv_kernel"),
+        "mamba_conv_bias": bool(biases),
+        "mamba_proj_bias": False,
+    }
+
+
+@of("falcon_h1")
+def _falcon_h1(facts: Facts) -> dict[str, Any]:
+    """The file's weights hold all multipliers."""
+    own = _mamba(facts) | {
+        "mamba_d_ssm": facts.keys.integer("ssm.inner_size"),
+        "mamba_rms_norm": facts.has("ssm_norm.weight"),
+        "attention_bias": facts.has("attn_q.bias"),
+        "mlp_multipliers": [1.0, 1.0],
+        "ssm_multipliers": [1.0] * 5,
+    }
+    names = ("attention_in", "attention_out", "ssm_in", "ssm_out", "key", "embedding", "lm_head")
+    return own | {f"{name}_multiplier": 1.0 for name in names}
 
 
 @of("smollm3")
@@ -165,27 +304,38 @@ def _qwen2_moe(facts: Facts) -> dict[str, Any]:
 @of("phi3")
 def _phi3(facts: Facts) -> dict[str, Any]:
     """The part of each head that turns, its two tables, and the window."""
-    file, keys, config, rotary_width = facts.file, facts.keys, facts.config, facts.rotary_width
-    rope = config["rope_parameters"] | {"partial_rotary_factor": rotary_width / config["head_dim"]}
-    known = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
-    if "rope_factors_long.weight" in file.tensors:
-        rope["rope_type"] = "longrope"
-        rope["original_max_position_embeddings"] = known
-        rope["factor"] = config["max_position_embeddings"] / known
-        for name in ("short", "long"):
-            stored = file.tensors.get(f"rope_factors_{name}.weight")
-            if stored is None:
-                raise CetaneError(f"{file.path} has no rope_factors_{name}.weight")
-            if stored.dtype != "F32" or stored.shape != (rotary_width // 2,):
-                raise CetaneError(
-                    f"{file.path}: rope_factors_{name}.weight is {stored.dtype} of {stored.shape}"
-                )
-            rope[f"{name}_factor"] = np.frombuffer(stored.read(), np.float32).tolist()
     return {
-        "rope_parameters": rope,
-        "original_max_position_embeddings": known,
-        "sliding_window": keys.optional("attention.sliding_window") or None,  # 0 is none
+        "rope_parameters": facts.turned_part | _two_tables(facts),
+        "original_max_position_embeddings": _trained_context(facts),
+        "sliding_window": facts.keys.optional("attention.sliding_window") or None,  # 0 is none
     }
+
+
+def _trained_context(facts: Facts) -> int:
+    key = "rope.scaling.original_context_length"
+    return facts.keys.integer(key, facts.config["max_position_embeddings"])
+
+
+def _two_tables(facts: Facts) -> dict[str, Any]:
+    """The factors of short and of long texts, if the file has them."""
+    file, trained = facts.file, _trained_context(facts)
+    if "rope_factors_long.weight" not in file.tensors:
+        return {}
+    rope: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": trained,
+        "factor": facts.config["max_position_embeddings"] / trained,
+    }
+    for name in ("short", "long"):
+        stored = file.tensors.get(f"rope_factors_{name}.weight")
+        if stored is None:
+            raise CetaneError(f"{file.path} has no rope_factors_{name}.weight")
+        if stored.dtype != "F32" or stored.shape != (facts.rotary_width // 2,):
+            raise CetaneError(
+                f"{file.path}: rope_factors_{name}.weight is {stored.dtype} of {stored.shape}"
+            )
+        rope[f"{name}_factor"] = np.frombuffer(stored.read(), np.float32).tolist()
+    return rope
 
 
 @of("olmo2")
@@ -274,8 +424,7 @@ def _delta(facts: Facts) -> dict[str, Any]:
         "linear_value_head_dim": width // heads,
         "linear_num_key_heads": keys.integer("ssm.group_count"),
         "linear_num_value_heads": heads,
-        "rope_parameters": facts.rope
-        | {"partial_rotary_factor": facts.rotary_width / facts.config["head_dim"]},
+        "rope_parameters": facts.turned_part,
     }
     if keys.optional("expert_count"):
         own["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
@@ -284,15 +433,97 @@ def _delta(facts: Facts) -> dict[str, Any]:
     return own
 
 
-@of("deepseek_v2")
-def _deepseek_v2(facts: Facts) -> dict[str, Any]:
-    """Heads that share one latent. Only a softmax without groups weighs experts."""
-    keys, rotary_width = facts.keys, facts.rotary_width
+@of("gpt2")
+def _gpt2(facts: Facts) -> dict[str, Any]:
+    return {"n_inner": facts.config["intermediate_size"]}
+
+
+@of("gpt_neox")
+def _gpt_neox(facts: Facts) -> dict[str, Any]:
+    """A GELU is not in the file; all releases have it."""
+    return {
+        "hidden_act": "gelu",
+        "use_parallel_residual": facts.keys.get("use_parallel_residual") is not False,
+        "attention_bias": facts.has("attn_qkv.bias"),
+        "rope_parameters": facts.turned_part,
+    }
+
+
+@of("minicpm3")
+def _minicpm3(facts: Facts) -> dict[str, Any]:
+    """The file lacks the three factors of its only release, as llama.cpp's code has them."""
+    keys, rotary = facts.keys, facts.rotary_width
+    width, rank = keys.integer("attention.key_length"), keys.integer("attention.kv_lora_rank")
+    heads, rows = facts.config["num_attention_heads"], facts.rows("attn_kv_b.weight")
+    plain = width - rotary
+    if plain <= 0 or rows % heads or rows // heads <= plain:
+        raise keys.bad("attention.key_length", f"of {rows} rows for {heads} heads", width)
+    return {
+        "q_lora_rank": keys.integer("attention.q_lora_rank"),
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": plain,
+        "v_head_dim": rows // heads - plain,
+        "head_dim": rotary,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        "rope_parameters": facts.rope | _two_tables(facts),
+    }
+
+
+@of("ernie4_5_moe")
+def _ernie_moe(facts: Facts) -> dict[str, Any]:
+    keys = facts.keys
+    return {
+        "use_bias": facts.has("attn_q.bias"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "moe_num_shared_experts": keys.optional("expert_shared_count"),
+        "moe_layer_start_index": keys.optional("leading_dense_block_count"),
+        "moe_layer_end_index": facts.layers - 1,
+        "moe_layer_interval": keys.integer("interleave_moe_layer_step", 1),
+    }
+
+
+def _of_deepseek_v3(facts: Facts) -> dict[str, Any]:
+    """What DeepSeek-V3 adds: experts weighed by a sigmoid of each, in groups; or no experts."""
+    keys = facts.keys
+    return {
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "n_group": keys.integer("expert_group_count", 1),
+        "topk_group": keys.integer("expert_group_used_count", 1),
+        "norm_topk_prob": keys.get("expert_weights_norm") is True,
+        "first_k_dense_replace": (
+            keys.optional("leading_dense_block_count")
+            if keys.optional("expert_count")
+            else facts.layers
+        ),
+        "n_shared_experts": keys.optional("expert_shared_count"),
+    }
+
+
+def _plain_experts(facts: Facts) -> dict[str, Any]:
+    """Only a softmax without groups weighs a DeepSeek-V2's experts."""
+    keys = facts.keys
     for key, plain in (("expert_gating_func", _SOFTMAX), ("expert_group_count", 1),
                        ("expert_weights_norm", False)):  # fmt: skip
         value = keys.get(key)
         if value is not None and (type(value) is not type(plain) or value != plain):
             raise keys.bad(key, f"{plain}, which alone is supported", value)
+    return {
+        "first_k_dense_replace": keys.optional("leading_dense_block_count"),
+        "n_shared_experts": keys.integer("expert_shared_count"),
+        "topk_method": "greedy",
+    }
+
+
+@of("deepseek_v2")
+def _deepseek(facts: Facts) -> dict[str, Any]:
+    """Heads that share one latent."""
+    keys, rotary_width = facts.keys, facts.rotary_width
+    corrected = any(name.endswith("exp_probs_b.bias") for name in facts.file.tensors)
+    third = corrected or not keys.optional("expert_count")
     width = keys.integer("attention.key_length_mla")
     if width <= rotary_width:
         raise keys.bad("attention.key_length_mla", f"more than {rotary_width}", width)
@@ -305,13 +536,10 @@ def _deepseek_v2(facts: Facts) -> dict[str, Any]:
         "qk_rope_head_dim": rotary_width,
         "qk_nope_head_dim": width - rotary_width,
         "v_head_dim": keys.integer("attention.value_length_mla"),
-        "first_k_dense_replace": keys.optional("leading_dense_block_count"),
-        "n_shared_experts": keys.integer("expert_shared_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
-        "topk_method": "greedy",
         "rope_parameters": facts.rope | _yarn_scales(facts, 0.1),
-    }
+    } | (_of_deepseek_v3(facts) if third else _plain_experts(facts))
 
 
 @of("gemma")
