@@ -91,7 +91,9 @@ def test_config_agrees_with_transformers_own_gguf_reader(
 def test_quantised_tensors(
     kind: Kind, tmp_path: Path, tiny_model: Any, write_gguf: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cetane.checkpoint.gguf._CHUNK", 100)  # three rows of 32 at a time
+    monkeypatch.setattr(
+        "cetane.checkpoint.gguf.checkpoint._CHUNK", 100
+    )  # three rows of 32 at a time
     model = tiny_model("qwen3")
     # 48 columns do not divide into blocks of 32
     monkeypatch.setattr(model.config, "intermediate_size", 64)

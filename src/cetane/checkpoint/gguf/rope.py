@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cetane.checkpoint.gguf_file import GGUFFile
-from cetane.checkpoint.gguf_keys import Keys
+from cetane.checkpoint.gguf.file import GGUFFile
+from cetane.checkpoint.gguf.keys import Keys
 from cetane.errors import CetaneError
 
 # The scaling that all Llama 3 releases share. A GGUF file holds only the resulting factors.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cetane.checkpoint.gguf_architectures import Architecture
-from cetane.checkpoint.gguf_file import GGUFFile
-from cetane.checkpoint.gguf_keys import Keys
-from cetane.checkpoint.gguf_model_types import OWN, Facts
-from cetane.checkpoint.gguf_rope import rope_parameters
+from cetane.checkpoint.gguf.architectures import Architecture
+from cetane.checkpoint.gguf.file import GGUFFile
+from cetane.checkpoint.gguf.keys import Keys
+from cetane.checkpoint.gguf.model_types import OWN, Facts
+from cetane.checkpoint.gguf.rope import rope_parameters
 from cetane.errors import CetaneError
 
 _ROTARY_IN_PART = (
