@@ -9,7 +9,9 @@ import torch
 import transformers
 from tests.gguf_keys import write_keys
 
-INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "smollm3")
+INTERLEAVED = (
+    "arcee", "granite", "granitehybrid", "granitemoe", "llama", "mistral3", "olmo", "smollm3",
+)  # fmt: skip
 """Architectures whose rows of q and k llama.cpp's converter puts in another order."""
 
 
@@ -82,6 +84,28 @@ def of_delta_rule(
     return {name.replace("dt_bias", "dt_proj.bias"): tensor}
 
 
+def of_mamba(
+    config: transformers.PreTrainedConfig, name: str, tensor: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """A tensor of a Mamba-2 as the file has it: vectors as columns, gains group by group."""
+    last = name.removesuffix(".weight").rpartition(".")[2]
+    if last == "A_log":
+        return {name: -tensor.exp()[:, None]}
+    if last == "D":
+        return {name: tensor[:, None]}
+    if last == "norm":
+        return {name: tensor.reshape(config.mamba_n_groups, -1)}
+    if last == "conv1d":
+        return {name: tensor.squeeze(1)}
+    return {name.replace("dt_bias", "dt_proj.bias"): tensor}
+
+
+def three_parts(config: transformers.PreTrainedConfig, tensor: torch.Tensor) -> torch.Tensor:
+    """Queries, keys and values of each head together -> all queries, all keys, all values."""
+    heads = tensor.unflatten(0, (config.num_attention_heads, 3, -1))
+    return heads.transpose(0, 1).flatten(0, 2)
+
+
 def as_stored(model: transformers.PreTrainedModel, architecture: str) -> dict[str, torch.Tensor]:
     """The tensors as the converter names, splits and turns them, before gguf's own names."""
     config, result = model.config, dict[str, torch.Tensor]()
@@ -90,13 +114,30 @@ def as_stored(model: transformers.PreTrainedModel, architecture: str) -> dict[st
             result |= of_delta_rule(config, name, tensor)
         elif architecture == "qwen2moe" and name.endswith("shared_expert_gate.weight"):
             result[name] = tensor.squeeze(0)
-        elif architecture == "granitemoe":  # the gguf package knows other names for them
+        elif ".mamba." in name:
+            result |= of_mamba(config, name, tensor)
+        elif "shared_mlp" in name:  # the gguf package knows other names for them
+            before, _, last = name.partition("shared_mlp.")
+            home = f"{before}mlp.shared_expert" if config.num_local_experts else f"{before}mlp"
+            parts = ("down",) if last.startswith("output") else ("gate", "up")
+            for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
+                result[f"{home}.{part}_proj.weight"] = rows
+        elif architecture in ("granitemoe", "granitehybrid"):
             result[name.replace("moe.router", "moe.gate").replace("block_sparse_moe", "mlp")] = (
                 tensor
             )
+        elif architecture == "gpt2":
+            turned = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+            result[name] = tensor.T if turned else tensor
+        elif "query_key_value" in name:
+            result[name] = three_parts(config, tensor)
+        elif name.endswith("e_score_correction_bias"):
+            before = name.removesuffix("gate.e_score_correction_bias")
+            before = before.removesuffix("gate.moe_statics.e_score_correction_bias")
+            result[f"{before}e_score_correction.bias"] = tensor
         elif name.endswith("expert_bias"):
             result[f"{name}.bias"] = tensor
-        elif name.endswith("kv_b_proj.weight"):
+        elif name.endswith("kv_b_proj.weight") and architecture != "minicpm3":
             both = tensor.unflatten(0, (config.num_attention_heads, -1))
             keys, values = both.split([config.qk_nope_head_dim, config.v_head_dim], 1)
             result[name.replace("kv_b", "k_b")] = keys.mT
@@ -146,7 +187,8 @@ def write_tensors(
         values = tensor.numpy()
         if architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             values = interleaved(values, config, ".q_proj." in name)
-        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+        gains = architecture in ("gemma", "gemma2", "gemma3", "nemotron")
+        if gains and name.endswith("norm.weight"):
             values = values + 1
         values = np.ascontiguousarray(values)
         if name == "rope_freqs.weight":

@@ -12,11 +12,23 @@ Writer = gguf.GGUFWriter
 Config = transformers.PreTrainedConfig
 
 LFM2 = ("lfm2", "lfm2moe")
+MAMBA = ("falcon-h1", "granitehybrid")
 HEAD_WIDTH = (
-    "ernie4_5", "gemma", "gemma2", "gemma3", "glm4", "gpt-oss", "hunyuan-dense", "mistral3",
-    "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed_oss",
+    "cohere2", "command-r", "ernie4_5", "ernie4_5-moe", "falcon-h1", "gemma", "gemma2", "gemma3",
+    "glm4", "gpt-oss", "hunyuan-dense", "mistral3", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
+    "qwen3next", "seed_oss",
 )  # fmt: skip
 """The architectures whose files say how wide a head is."""
+EPSILONS = {
+    "cohere2": "layer_norm_eps", "command-r": "layer_norm_eps", "gpt2": "layer_norm_epsilon",
+    "gptneox": "layer_norm_eps", "jais2": "layer_norm_eps", "nemotron": "norm_eps",
+    "phi2": "layer_norm_eps", "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon",
+}  # fmt: skip
+"""What configs of models with layer norms call the epsilon."""
+UNSAID_BASE = ("gemma", "gemma2", "gpt2", "gptneox", "minicpm3", "phi2", "stablelm")
+"""The architectures whose files have no rotary base: it is always llama.cpp's default."""
+PARTS = ("chatglm", "glm4", "gptneox", "nemotron", "phi2", "stablelm")
+"""The architectures whose heads turn in part."""
 
 
 def write_keys(writer: Writer, architecture: str, config: Config) -> None:
@@ -32,10 +44,13 @@ def write_keys(writer: Writer, architecture: str, config: Config) -> None:
 
 def write_sizes(writer: Writer, architecture: str, config: Config) -> None:
     """What all models have."""
-    inner, kv = config.intermediate_size, config.num_key_value_heads
+    inner, heads = config.intermediate_size, config.num_attention_heads
+    kv = getattr(config, "num_key_value_heads", heads)
     if architecture == "gemma4" and config.use_double_wide_mlp:
         own = config.num_hidden_layers - config.num_kv_shared_layers
         inner = [inner if index < own else 2 * inner for index in range(config.num_hidden_layers)]
+    if architecture == "granitehybrid":
+        kv = [kv if kind == "full_attention" else 0 for kind in config.layer_types]
     if architecture in LFM2:
         kv = [0 if kind == "conv" else kv for kind in config.layer_types]
     writer.add_block_count(config.num_hidden_layers)
@@ -44,8 +59,13 @@ def write_sizes(writer: Writer, architecture: str, config: Config) -> None:
     writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(1 if architecture == "deepseek2" else kv)
-    eps = config.norm_eps if architecture in LFM2 else config.rms_norm_eps
-    writer.add_layer_norm_rms_eps(eps)
+    if architecture in EPSILONS:
+        writer.add_layer_norm_eps(getattr(config, EPSILONS[architecture]))
+    elif architecture == "olmo":
+        writer.add_layer_norm_eps(1e-5)  # no config has it
+    else:
+        eps = config.norm_eps if architecture in LFM2 else config.rms_norm_eps
+        writer.add_layer_norm_rms_eps(eps)
     if architecture in HEAD_WIDTH:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -56,7 +76,11 @@ def write_sizes(writer: Writer, architecture: str, config: Config) -> None:
 
 def write_rotary(writer: Writer, architecture: str, config: Config) -> None:
     """The rotary parameters. A file has one set: that of full layers, and a base for the others."""
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {"rope_type": "default"}
+    if architecture in PARTS:
+        width = config.hidden_size // config.num_attention_heads
+        part = rope["partial_rotary_factor"] * getattr(config, "head_dim", width)
+        writer.add_rope_dimension_count(int(part))
     if "sliding_attention" in rope:
         local, rope = rope["sliding_attention"]["rope_theta"], rope["full_attention"]
         # Files of an OLMo 3 with one base lack the key, and those of Gemma 3 always do.
@@ -70,7 +94,7 @@ def write_rotary(writer: Writer, architecture: str, config: Config) -> None:
     if rope["rope_type"] == "longrope":
         write_longrope(writer, config, rope)
         rope = rope | {"rope_type": "default"}  # llama.cpp tells it by the tensors
-    if architecture not in ("gemma", "gemma2"):  # there it is always llama.cpp's default
+    if architecture not in UNSAID_BASE:
         writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] != "default":
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
@@ -104,6 +128,13 @@ def write_windows(writer: Writer, config: Config) -> None:
 
 def write_deepseek2(writer: Writer, config: Config) -> None:
     writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    if config.model_type == "deepseek_v3":
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if config.q_lora_rank is not None:
         writer.add_q_lora_rank(config.q_lora_rank)
     writer.add_kv_lora_rank(config.kv_lora_rank)
@@ -115,7 +146,8 @@ def write_deepseek2(writer: Writer, config: Config) -> None:
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
     writer.add_rope_dimension_count(config.qk_rope_head_dim)
-    writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
+    if "mscale_all_dim" in config.rope_parameters:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
 
 
 def write_exaone4(writer: Writer, config: Config) -> None:
@@ -149,9 +181,55 @@ def write_gemma4(writer: Writer, config: Config) -> None:
     writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
-def write_glm4(writer: Writer, config: Config) -> None:
-    part = config.rope_parameters["partial_rotary_factor"]
-    writer.add_rope_dimension_count(int(part * config.head_dim))
+def write_cohere(writer: Writer, config: Config) -> None:
+    writer.add_logit_scale(config.logit_scale)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    if config.model_type == "cohere2":
+        writer.add_sliding_window(config.sliding_window)
+
+
+def write_ernie_moe(writer: Writer, config: Config) -> None:
+    writer.add_expert_count(config.moe_num_experts)
+    writer.add_expert_used_count(config.moe_k)
+    writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+    writer.add_leading_dense_block_count(config.moe_layer_start_index)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.moe_num_shared_experts)
+
+
+def write_mamba(writer: Writer, config: Config) -> None:
+    inner = getattr(config, "mamba_d_ssm", None) or config.mamba_expand * config.hidden_size
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+
+
+def write_granitehybrid(writer: Writer, config: Config) -> None:
+    write_granite(writer, config)
+    write_mamba(writer, config)
+    writer.add_rope_scaling_finetuned(False)
+    if config.num_local_experts:
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+
+
+def write_minicpm3(writer: Writer, config: Config) -> None:
+    writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+
+
+def write_olmo(writer: Writer, config: Config) -> None:
+    if config.clip_qkv is not None:
+        writer.add_clamp_kqv(config.clip_qkv)
+
+
+def write_parallel(writer: Writer, config: Config) -> None:
+    writer.add_parallel_residual(config.use_parallel_residual)
 
 
 def write_gpt_oss(writer: Writer, config: Config) -> None:
@@ -170,6 +248,8 @@ def write_granitemoe(writer: Writer, config: Config) -> None:
     write_granite(writer, config)
     writer.add_expert_count(config.num_local_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "granitemoeshared":
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
 
 
 def write_lfm2(writer: Writer, config: Config) -> None:
@@ -231,11 +311,14 @@ def write_qwen3next(writer: Writer, config: Config) -> None:
 
 
 OWN: dict[str, Callable[[Writer, Config], None]] = {
-    "deepseek2": write_deepseek2, "exaone4": write_exaone4, "gemma2": write_gemma2,
-    "gemma3": write_gemma3, "gemma4": write_gemma4, "glm4": write_glm4, "gpt-oss": write_gpt_oss,
-    "granite": write_granite, "granitemoe": write_granitemoe, "lfm2": write_lfm2,
-    "lfm2moe": write_lfm2moe, "mistral3": write_mistral3, "olmo2": write_olmo2,
-    "phi3": write_phi3, "qwen2moe": write_qwen2moe, "qwen35": write_delta_rule,
-    "qwen35moe": write_qwen3next, "qwen3moe": write_qwen3moe, "qwen3next": write_qwen3next,
+    "cohere2": write_cohere, "command-r": write_cohere, "deepseek2": write_deepseek2,
+    "ernie4_5-moe": write_ernie_moe, "exaone4": write_exaone4, "falcon-h1": write_mamba,
+    "gemma2": write_gemma2, "gemma3": write_gemma3, "gemma4": write_gemma4,
+    "gpt-oss": write_gpt_oss, "gptneox": write_parallel, "granite": write_granite,
+    "granitehybrid": write_granitehybrid, "granitemoe": write_granitemoe, "lfm2": write_lfm2,
+    "lfm2moe": write_lfm2moe, "minicpm3": write_minicpm3, "mistral3": write_mistral3,
+    "olmo": write_olmo, "olmo2": write_olmo2, "phi3": write_phi3, "qwen2moe": write_qwen2moe,
+    "qwen35": write_delta_rule, "qwen35moe": write_qwen3next, "qwen3moe": write_qwen3moe,
+    "qwen3next": write_qwen3next, "stablelm": write_parallel,
 }  # fmt: skip
 """The keys of an architecture's own, by its name in files."""

@@ -56,6 +56,35 @@ LATENT: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
     "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
 }
+GROUPED: dict[str, Any] = {
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
+MAMBA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 6,
+    "mamba_n_groups": 2,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
+GRANITE_HYBRID: dict[str, Any] = {
+    "model_type": "granitemoehybrid",
+    **MAMBA,
+    **MULTIPLIERS,
+    "mamba_d_head": 16,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "position_embedding_type": "nope",
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # general.architecture, then what the config has beyond TINY
     "llama": ("llama", {"model_type": "llama", "rope_parameters": {"rope_theta": 5e5}}),
@@ -102,6 +131,70 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": None,
         },
     ),
+    "cohere": ("command-r", {"model_type": "cohere", "head_dim": 8, "logit_scale": 0.25}),
+    "cohere-norms": ("command-r", {"model_type": "cohere", "head_dim": 8, "use_qk_norm": True}),
+    "cohere2": (
+        "cohere2",
+        {"model_type": "cohere2", "num_hidden_layers": 5, "sliding_window": 7, "head_dim": 8},
+    ),
+    "ernie-moe": (
+        "ernie4_5-moe",
+        {
+            "model_type": "ernie4_5_moe",
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_intermediate_size": 20,
+            "moe_num_shared_experts": 1,
+            "moe_layer_end_index": 2,
+        },
+    ),
+    "falcon-h1": (
+        "falcon-h1",
+        {"model_type": "falcon_h1", "head_dim": 8, "mamba_d_ssm": 48, **MAMBA, "mamba_d_head": 12},
+    ),
+    "glm": ("chatglm", {"model_type": "glm", "head_dim": 8, "attention_bias": True}),
+    "gpt2": ("gpt2", {"model_type": "gpt2", "n_inner": 48, "tie_word_embeddings": True}),
+    "gptneox": ("gptneox", {"model_type": "gpt_neox", "use_parallel_residual": False}),
+    "granitehybrid": ("granitehybrid", GRANITE_HYBRID),
+    "granitehybrid-experts": (
+        "granitehybrid",
+        GRANITE_HYBRID
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 20},
+    ),
+    "granitemoe-shared": (
+        "granitemoe",
+        {
+            "model_type": "granitemoeshared",
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 20,
+            **MULTIPLIERS,
+        },
+    ),
+    "jais2": ("jais2", {"model_type": "jais2", "head_dim": 8}),
+    "minicpm3": (
+        "minicpm3",
+        {
+            "model_type": "minicpm3",
+            "num_key_value_heads": 4,
+            "q_lora_rank": 14,
+            "kv_lora_rank": 20,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 10,
+        },
+    ),
+    "nemotron": ("nemotron", {"model_type": "nemotron", "head_dim": 8}),
+    "olmo": ("olmo", {"model_type": "olmo", "clip_qkv": 0.5}),
+    "phi2": ("phi2", {"model_type": "phi", "num_key_value_heads": 4}),
+    "stablelm": ("stablelm", {"model_type": "stablelm", "use_qkv_bias": True}),
+    "stablelm-parallel": ("stablelm", {"model_type": "stablelm", "use_parallel_residual": True}),
+    "starcoder2": (
+        "starcoder2",
+        {"model_type": "starcoder2", "sliding_window": None, "tie_word_embeddings": True},
+    ),
     "glm4": ("glm4", {"model_type": "glm4", "head_dim": 24}),
     "hunyuan": (
         "hunyuan-dense",
@@ -131,6 +224,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.5,
             "logits_scaling": 4.0,
         },
+    ),
+    "deepseek3": (
+        "deepseek2",
+        {"model_type": "deepseek_v3", "q_lora_rank": 14, **LATENT, **GROUPED},
     ),
     "smollm3": ("smollm3", {"model_type": "smollm3", "num_hidden_layers": 5}),
     "olmo2": ("olmo2", {"model_type": "olmo2"}),
@@ -349,7 +446,7 @@ def tiny_model() -> Callable[[str], transformers.PreTrainedModel]:
             for parameter in model.parameters():
                 parameter += torch.randn_like(parameter) * 0.1
             for name, buffer in model.named_buffers():
-                if name.endswith("expert_bias"):
+                if name.endswith(("expert_bias", "correction_bias")):
                     buffer.normal_(std=0.3)
         return model
 

@@ -14,7 +14,8 @@ from tests.gguf_files import write_gguf
 from tokenizers import normalizers, processors
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint, Tokenizer, gguf_model_types, open_checkpoint
+from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
+from cetane.checkpoint.gguf import model_types
 from cetane.gates import transformers_files
 from cetane.gates.explain import explain
 from cetane.gates.files_read import as_chance, only_ours, other_config, other_tokens
@@ -243,9 +244,9 @@ def test_a_gguf_file_that_transformers_does_not_know(tmp_path: Path) -> None:
 
 def without_biases(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """cetane overlooks the biases of a GGUF file."""
-    own = gguf_model_types.OWN[kind]
+    own = model_types.OWN[kind]
     lost = {"attention_bias": False}
-    monkeypatch.setitem(gguf_model_types.OWN, kind, lambda facts: own(facts) | lost)
+    monkeypatch.setitem(model_types.OWN, kind, lambda facts: own(facts) | lost)
 
 
 def test_parameters_that_neither_side_reads(

@@ -8,7 +8,7 @@ from pathlib import Path
 from cetane.checkpoint.adapted import with_adapters, with_lora
 from cetane.checkpoint.checkpoint import Checkpoint
 from cetane.checkpoint.gguf import GGUFCheckpoint
-from cetane.checkpoint.gguf_file import MAGIC
+from cetane.checkpoint.gguf.file import MAGIC
 from cetane.checkpoint.hub import download, downloaded
 from cetane.checkpoint.names import HUB_ID
 from cetane.checkpoint.safetensors import SafetensorsCheckpoint

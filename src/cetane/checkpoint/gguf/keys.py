@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cetane.checkpoint.gguf_file import GGUFFile
+from cetane.checkpoint.gguf.file import GGUFFile
 from cetane.errors import CetaneError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cetane.checkpoint.gguf_file import GGUFFile
-from cetane.checkpoint.gguf_keys import Keys
+from cetane.checkpoint.gguf.file import GGUFFile
+from cetane.checkpoint.gguf.keys import Keys
 from cetane.errors import CetaneError
 
 # The scaling that all Llama 3 releases share. A GGUF file holds only the resulting factors.
@@ -18,7 +18,7 @@ _LLAMA3_SCALING = {
     "original_max_position_embeddings": 8192,
 }
 
-_BASE_UNSAID = ("gemma", "gemma2", "llama")
+_BASE_UNSAID = ("gemma", "gemma2", "gpt2", "gptneox", "llama", "minicpm3", "phi2", "stablelm")
 """The architectures whose files may rely on llama.cpp's default base: of Llama, only old ones."""
 
 _SAFETENSORS = "use the model's safetensors, which name the scaling's parameters"

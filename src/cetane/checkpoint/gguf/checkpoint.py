@@ -13,12 +13,12 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from cetane.checkpoint.checkpoint import Checkpoint
-from cetane.checkpoint.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
-from cetane.checkpoint.gguf_config import build_config
-from cetane.checkpoint.gguf_file import GGUFFile, read_gguf, read_split
-from cetane.checkpoint.gguf_keys import Keys
-from cetane.checkpoint.gguf_layouts import MadeTensor
-from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
+from cetane.checkpoint.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
+from cetane.checkpoint.gguf.config import build_config
+from cetane.checkpoint.gguf.file import GGUFFile, read_gguf, read_split
+from cetane.checkpoint.gguf.keys import Keys
+from cetane.checkpoint.gguf.rules import MadeTensor
+from cetane.checkpoint.gguf.tokenizer import load_gguf_tokenizer
 from cetane.checkpoint.stored_tensors import Identity, StoredTensor, identity_of
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.errors import CetaneError

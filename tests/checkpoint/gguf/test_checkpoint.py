@@ -19,12 +19,15 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 
 ALL = [
-    "arcee", "deepseek2", "deepseek2-queries", "ernie", "exaone", "exaone-full", "gemma", "gemma2",
-    "gemma3", "gemma4", "glm4", "gpt-oss", "granite", "granitemoe", "hunyuan", "lfm2", "lfm2moe",
-    "llama", "llama-bias", "llama-tied", "mistral3", "mistral3-no-temperature",
-    "mistral3-plain-yarn", "mixtral", "olmo2", "olmo3", "olmo3-bases", "olmoe", "phi3",
-    "phi3-longrope", "qwen2", "qwen2-yarn", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
-    "qwen3next", "seed", "smollm3",
+    "arcee", "cohere", "cohere-norms", "cohere2", "deepseek2", "deepseek2-queries", "deepseek3",
+    "ernie", "ernie-moe", "exaone", "exaone-full", "falcon-h1", "gemma", "gemma2", "gemma3",
+    "gemma4", "glm", "glm4", "gpt-oss", "gpt2", "gptneox", "granite", "granitehybrid",
+    "granitehybrid-experts", "granitemoe", "granitemoe-shared", "hunyuan", "jais2", "lfm2",
+    "lfm2moe", "llama", "llama-bias", "llama-tied", "minicpm3", "mistral3",
+    "mistral3-no-temperature", "mistral3-plain-yarn", "mixtral", "nemotron", "olmo", "olmo2",
+    "olmo3", "olmo3-bases", "olmoe", "phi2", "phi3", "phi3-longrope", "qwen2", "qwen2-yarn",
+    "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed", "smollm3",
+    "stablelm", "stablelm-parallel", "starcoder2",
 ]  # fmt: skip
 
 
@@ -91,7 +94,9 @@ def test_config_agrees_with_transformers_own_gguf_reader(
 def test_quantised_tensors(
     kind: Kind, tmp_path: Path, tiny_model: Any, write_gguf: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cetane.checkpoint.gguf._CHUNK", 100)  # three rows of 32 at a time
+    monkeypatch.setattr(
+        "cetane.checkpoint.gguf.checkpoint._CHUNK", 100
+    )  # three rows of 32 at a time
     model = tiny_model("qwen3")
     # 48 columns do not divide into blocks of 32
     monkeypatch.setattr(model.config, "intermediate_size", 64)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from cetane.checkpoint.gguf_architectures import Architecture
-from cetane.checkpoint.gguf_file import GGUFFile
-from cetane.checkpoint.gguf_keys import Keys
-from cetane.checkpoint.gguf_model_types import OWN, Facts
-from cetane.checkpoint.gguf_rope import rope_parameters
+from cetane.checkpoint.gguf.architectures import Architecture
+from cetane.checkpoint.gguf.file import GGUFFile
+from cetane.checkpoint.gguf.keys import Keys
+from cetane.checkpoint.gguf.model_types import OWN, Facts
+from cetane.checkpoint.gguf.rope import rope_parameters
 from cetane.errors import CetaneError
 
 _ROTARY_IN_PART = (
-    "deepseek_v2", "glm4", "phi3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+    "deepseek_v2", "glm", "glm4", "gpt_neox", "minicpm3", "nemotron", "phi", "phi3", "qwen3_next",
+    "qwen3_5_text", "qwen3_5_moe_text", "stablelm",
 )  # fmt: skip
 """The model types that say which part of a head rotates."""
-_WIDTHS_OF_THEIR_OWN = ("deepseek_v2",)
+_WIDTHS_OF_THEIR_OWN = ("deepseek_v2", "minicpm3")
 """The model types whose keys and values have widths under other keys."""
+_LAYER_NORMED = {
+    "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps", "gpt2": "layer_norm_epsilon",
+    "gpt_neox": "layer_norm_eps", "jais2": "layer_norm_eps",
+    "nemotron": "norm_eps", "olmo": "layer_norm_eps", "phi": "layer_norm_eps",
+    "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon",
+}  # fmt: skip
+"""The model types with layer norms, and their config's key for the epsilon."""
 
 
 def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
@@ -53,7 +61,9 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": max(keys.integers("attention.head_count_kv", layers, heads)),
         "head_dim": head_dim,
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        _LAYER_NORMED.get(kind, "rms_norm_eps"): keys.number(
+            f"attention.layer_norm_{'' if kind in _LAYER_NORMED else 'rms_'}epsilon"
+        ),
         "max_position_embeddings": keys.integer("context_length"),
         # The table's own rows: the file may pad it beyond the tokenizer's vocabulary.
         "vocab_size": vocabulary(file, hidden),
@@ -88,11 +98,16 @@ def layer_count(keys: Keys) -> int:
 
 def experts(keys: Keys, model_type: str) -> dict[str, Any]:
     """The numbers of experts, and of those that a token takes."""
-    names = {"mixtral": "num_local_experts", "granitemoe": "num_local_experts",
-             "gpt_oss": "num_local_experts", "deepseek_v2": "n_routed_experts"}  # fmt: skip
+    names = {
+        "mixtral": "num_local_experts", "granitemoe": "num_local_experts",
+        "granitemoehybrid": "num_local_experts", "gpt_oss": "num_local_experts",
+        "deepseek_v2": "n_routed_experts", "ernie4_5_moe": "moe_num_experts",
+    }  # fmt: skip
     return {
         names.get(model_type, "num_experts"): keys.integer("expert_count"),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_k" if model_type == "ernie4_5_moe" else "num_experts_per_tok": keys.integer(
+            "expert_used_count"
+        ),
     }
 
 

@@ -18,9 +18,9 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QW
 from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
 
 from cetane.checkpoint import Tokenizer
-from cetane.checkpoint.gguf_file import read_gguf
-from cetane.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
-from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
+from cetane.checkpoint.gguf.file import read_gguf
+from cetane.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
+from cetane.checkpoint.gguf.tokenizer import load_gguf_tokenizer
 from cetane.errors import CetaneError
 
 CORPUS = [
@@ -429,7 +429,7 @@ def test_cache(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(list(own_cache.glob("tokenizers/*"))) == 2
 
     # A cached tokenizer is not built again, and a cache that cannot be written is no error.
-    monkeypatch.setattr("cetane.checkpoint.gguf_tokenizer._Vocabulary.build", None)
+    monkeypatch.setattr("cetane.checkpoint.gguf.tokenizer._Vocabulary.build", None)
     assert load(path).encode("hello") == first.encode("hello")
     monkeypatch.undo()
     (tmp_path / "file").touch()

@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from cetane.checkpoint.added_tokens import check_characters
-from cetane.checkpoint.gguf_file import GGUFFile
-from cetane.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
+from cetane.checkpoint.gguf.file import GGUFFile
+from cetane.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.checkpoint.tokenizers_library import library_errors
 from cetane.errors import CetaneError

@@ -1,0 +1,201 @@
+"""What dense models add to the config of a GGUF file, or have otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cetane.checkpoint.gguf.model_types.facts import (
+    Facts,
+    of,
+    trained_context,
+    two_tables,
+    yarn_scales,
+)
+
+_SMOLLM3_PERIOD = 4
+"""SmolLM3: every fourth layer does not turn queries and keys. Not in the file."""
+_COHERE_PERIOD = 4
+"""Command R7B: every fourth layer sees all tokens. Not in the file."""
+_OLMO_EPS = 1e-5
+"""The epsilon of OLMo's norms, which no config has."""
+
+
+@of("hunyuan_v1_dense", "llama", "qwen3")
+def _biased(facts: Facts) -> dict[str, Any]:
+    return facts.biased
+
+
+@of("arcee")
+def _arcee(facts: Facts) -> dict[str, Any]:
+    return facts.biased | {"hidden_act": "relu2"}
+
+
+@of("ernie4_5")
+def _ernie(facts: Facts) -> dict[str, Any]:
+    return {"use_bias": facts.biased["attention_bias"]}
+
+
+@of("glm", "glm4")
+def _glm4(facts: Facts) -> dict[str, Any]:
+    return facts.biased | {"rope_parameters": facts.turned_part}
+
+
+@of("seed_oss")
+def _seed(facts: Facts) -> dict[str, Any]:
+    return facts.biased | {"attention_out_bias": facts.has("attn_output.bias")}
+
+
+@of("smollm3")
+def _smollm3(facts: Facts) -> dict[str, Any]:
+    return facts.biased | {"no_rope_layer_interval": _SMOLLM3_PERIOD}
+
+
+@of("cohere")
+def _cohere(facts: Facts) -> dict[str, Any]:
+    return {"logit_scale": facts.keys.number("logit_scale"), "use_qk_norm": facts.has(
+        "attn_q_norm.weight"), "attention_bias": facts.has("attn_q.bias")}  # fmt: skip
+
+
+@of("cohere2")
+def _cohere2(facts: Facts) -> dict[str, Any]:
+    """Which layers slide is not in the file; all releases have the same."""
+    slides = [(index + 1) % _COHERE_PERIOD != 0 for index in range(facts.layers)]
+    return facts.windows(slides) | {"logit_scale": facts.keys.number("logit_scale")}
+
+
+@of("exaone4")
+def _exaone(facts: Facts) -> dict[str, Any]:
+    """Where some layers slide, the others give no positions."""
+    keys = facts.keys
+    if keys.get("attention.sliding_window") is None:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * facts.layers}
+    return facts.windows(keys.sliding_layers(facts.layers))
+
+
+@of("olmo")
+def _olmo_1(facts: Facts) -> dict[str, Any]:
+    key = "attention.clamp_kqv"
+    _check_epsilon(facts)
+    return {"clip_qkv": None if facts.keys.get(key) is None else facts.keys.number(key)}
+
+
+def _check_epsilon(facts: Facts) -> None:
+    """Refuse another epsilon than transformers' OLMo has, whose config has none."""
+    value = facts.config["layer_norm_eps"]
+    if abs(value - _OLMO_EPS) > 1e-3 * _OLMO_EPS:
+        raise facts.keys.bad("attention.layer_norm_epsilon", f"{_OLMO_EPS}", value)
+
+
+@of("olmo2")
+def _olmo(facts: Facts) -> dict[str, Any]:
+    """OLMo 3 is an "olmo2" with windows. Its sliding layers turn as if contexts were short."""
+    keys, rope = facts.keys, facts.rope
+    if keys.get("attention.sliding_window") is None:
+        return {}
+    local = keys.number("rope.freq_base_swa", rope["rope_theta"])
+    return facts.windows(keys.sliding_layers(facts.layers)) | {
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": rope,
+        },
+    }
+
+
+@of("gpt2")
+def _gpt2(facts: Facts) -> dict[str, Any]:
+    return {"n_inner": facts.config["intermediate_size"]}
+
+
+@of("gpt_neox")
+def _gpt_neox(facts: Facts) -> dict[str, Any]:
+    """A GELU is not in the file; all releases have it."""
+    return {
+        "hidden_act": "gelu",
+        "use_parallel_residual": facts.keys.get("use_parallel_residual") is not False,
+        "attention_bias": facts.has("attn_qkv.bias"),
+        "rope_parameters": facts.turned_part,
+    }
+
+
+@of("jais2")
+def _jais2(facts: Facts) -> dict[str, Any]:
+    biases = {"attention_bias": facts.has("attn_q.bias"), "mlp_bias": facts.has("ffn_up.bias")}
+    return biases | {"hidden_act": "relu2"}
+
+
+@of("minicpm3")
+def _minicpm3(facts: Facts) -> dict[str, Any]:
+    """The file lacks the three factors of its only release, as llama.cpp's code has them."""
+    keys, rotary = facts.keys, facts.rotary_width
+    width, rank = keys.integer("attention.key_length"), keys.integer("attention.kv_lora_rank")
+    heads, rows = facts.config["num_attention_heads"], facts.rows("attn_kv_b.weight")
+    plain = width - rotary
+    if plain <= 0 or rows % heads or rows // heads <= plain:
+        raise keys.bad("attention.key_length", f"of {rows} rows for {heads} heads", width)
+    return {
+        "q_lora_rank": keys.integer("attention.q_lora_rank"),
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": plain,
+        "v_head_dim": rows // heads - plain,
+        "head_dim": rotary,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        "rope_parameters": facts.rope | two_tables(facts),
+    }
+
+
+@of("ministral3")
+def _ministral3(facts: Facts) -> dict[str, Any]:
+    """Beyond the table's positions, queries have a factor. A Mistral of the same architecture has
+    no such factor."""
+    rope = facts.rope | yarn_scales(facts, 1.0)
+    if facts.keys.get("attention.temperature_scale") is None:
+        return {"model_type": "mistral", "architectures": ["MistralForCausalLM"],
+                "sliding_window": None, "rope_parameters": rope}  # fmt: skip
+    own = {"llama_4_scaling_beta": facts.keys.number("attention.temperature_scale")}
+    return {"rope_parameters": rope | own}
+
+
+@of("nemotron")
+def _nemotron(facts: Facts) -> dict[str, Any]:
+    biases = {"attention_bias": facts.has("attn_q.bias"), "mlp_bias": facts.has("ffn_up.bias")}
+    return biases | {"hidden_act": "relu2", "rope_parameters": facts.turned_part}
+
+
+@of("phi")
+def _phi(facts: Facts) -> dict[str, Any]:
+    return {"hidden_act": "gelu_new", "rope_parameters": facts.turned_part}
+
+
+@of("phi3")
+def _phi3(facts: Facts) -> dict[str, Any]:
+    """The part of each head that turns, its two tables, and the window."""
+    return {
+        "rope_parameters": facts.turned_part | two_tables(facts),
+        "original_max_position_embeddings": trained_context(facts),
+        "sliding_window": facts.keys.optional("attention.sliding_window") or None,  # 0 is none
+    }
+
+
+@of("stablelm")
+def _stablelm(facts: Facts) -> dict[str, Any]:
+    parallel = facts.keys.get("use_parallel_residual")
+    return {
+        "use_parallel_residual": parallel is not False,
+        "use_qkv_bias": facts.has("attn_q.bias"),
+        "rope_parameters": facts.turned_part,
+    }
+
+
+@of("starcoder2")
+def _starcoder2(facts: Facts) -> dict[str, Any]:
+    """The file has no window, and llama.cpp sees all tokens."""
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": facts.has("attn_q.bias"),
+        "sliding_window": None,
+    }

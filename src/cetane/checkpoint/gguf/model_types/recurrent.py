@@ -1,0 +1,123 @@
+"""What models whose layers carry a state add to the config of a GGUF file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cetane.checkpoint.gguf.model_types.facts import (
+    SIGMOID,
+    Facts,
+    of,
+)
+from cetane.checkpoint.gguf.model_types.mixtures import GRANITE
+
+
+@of("lfm2")
+def _lfm2(facts: Facts) -> dict[str, Any]:
+    return _convolved(facts) | {"block_auto_adjust_ff_dim": False}
+
+
+@of("lfm2_moe")
+def _lfm2_moe(facts: Facts) -> dict[str, Any]:
+    """Weights of experts are sigmoids with a bias each, and divided by their sum: all releases have
+    both, and llama.cpp computes nothing else."""
+    keys = facts.keys
+    gating = keys.integer("expert_gating_func")
+    if gating != SIGMOID:
+        raise keys.bad("expert_gating_func", f"{SIGMOID}, which alone is supported", gating)
+    return _convolved(facts) | {
+        "num_dense_layers": keys.optional("leading_dense_block_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    }
+
+
+def _convolved(facts: Facts) -> dict[str, Any]:
+    """A layer without key/value heads is a convolution."""
+    heads = facts.keys.integers("attention.head_count_kv", facts.layers)
+    return {
+        "layer_types": facts.kinds("full_attention", "conv", [count > 0 for count in heads]),
+        "norm_eps": facts.config["rms_norm_eps"],
+        "conv_L_cache": facts.keys.integer("shortconv.l_cache"),
+    }
+
+
+@of("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+def _delta(facts: Facts) -> dict[str, Any]:
+    """The delta rule, the layers that attend instead, and experts where there are some."""
+    keys, heads = facts.keys, facts.keys.integer("ssm.time_step_rank")
+    width, period = keys.integer("ssm.inner_size"), keys.integer("full_attention_interval")
+    if width % heads:
+        raise keys.bad("ssm.inner_size", f"a multiple of {heads} heads", width)
+    if heads % keys.integer("ssm.group_count"):
+        raise keys.bad("ssm.group_count", f"a divisor of {heads}", keys.get("ssm.group_count"))
+    attends = [(index + 1) % period == 0 for index in range(facts.layers)]
+    own: dict[str, Any] = {
+        "layer_types": facts.kinds("full_attention", "linear_attention", attends),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.integer("ssm.state_size"),
+        "linear_value_head_dim": width // heads,
+        "linear_num_key_heads": keys.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "rope_parameters": facts.turned_part,
+    }
+    if keys.optional("expert_count"):
+        own["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
+        shared = "expert_shared_feed_forward_length"
+        own["shared_expert_intermediate_size"] = keys.integer(shared)
+    return own
+
+
+@of("granitemoehybrid")
+def _granite_hybrid(facts: Facts) -> dict[str, Any]:
+    """Mamba-2 in the layers without key/value heads. An MLP that all tokens take, with or without
+    experts beside it."""
+    keys, config = facts.keys, facts.config
+    heads = keys.integers("attention.head_count_kv", facts.layers)
+    shared = keys.optional("expert_shared_feed_forward_length")
+    rotates, width = keys.get("rope.scaling.finetuned"), keys.integer("ssm.inner_size")
+    if width % config["hidden_size"]:
+        expected = f"a multiple of {config['hidden_size']} channels"
+        raise keys.bad("ssm.inner_size", expected, width)
+    return {name: keys.number(key) for name, key in GRANITE.items()} | _mamba(facts) | {
+        "layer_types": facts.kinds("attention", "mamba", [count > 0 for count in heads]),
+        "mamba_expand": width // config["hidden_size"],
+        "position_embedding_type": "rope" if rotates else "nope",
+        "num_local_experts": keys.optional("expert_count"),
+        "shared_intermediate_size": shared or config["intermediate_size"],
+        "attention_bias": False,
+    }  # fmt: skip
+
+
+@of("falcon_h1")
+def _falcon_h1(facts: Facts) -> dict[str, Any]:
+    """The file's weights hold all multipliers."""
+    own = _mamba(facts) | {
+        "mamba_d_ssm": facts.keys.integer("ssm.inner_size"),
+        "mamba_rms_norm": facts.has("ssm_norm.weight"),
+        "attention_bias": facts.has("attn_q.bias"),
+        "mlp_multipliers": [1.0, 1.0],
+        "ssm_multipliers": [1.0] * 5,
+    }
+    names = ("attention_in", "attention_out", "ssm_in", "ssm_out", "key", "embedding", "lm_head")
+    return own | {f"{name}_multiplier": 1.0 for name in names}
+
+
+def _mamba(facts: Facts) -> dict[str, Any]:
+    """The sizes of Mamba-2."""
+    keys, heads = facts.keys, facts.keys.integer("ssm.time_step_rank")
+    width = keys.integer("ssm.inner_size")
+    if width % heads:
+        raise keys.bad("ssm.inner_size", f"a multiple of {heads} heads", width)
+    biases = [name for name in facts.file.tensors if name.endswith("ssm_conv1d.bias")]
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": width // heads,
+        "mamba_d_state": keys.integer("ssm.state_size"),
+        "mamba_n_groups": keys.integer("ssm.group_count"),
+        "mamba_d_conv": keys.integer("ssm.conv_kernel"),
+        "mamba_conv_bias": bool(biases),
+        "mamba_proj_bias": False,
+    }
