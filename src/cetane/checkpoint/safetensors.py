@@ -53,6 +53,7 @@ _RENAMED = {
 """Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and EXAONE."""
 _RENAMED_OF = {
     "lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."},
+    "phimoe": {".block_sparse_moe.gate.": ".mlp.router."},
     "olmo_hybrid": {
         ".attention_layer_norm.": ".input_layernorm.",
         ".feedforward_layer_norm.": ".post_attention_layernorm.",

@@ -156,6 +156,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "nemotron_h": lambda: build_nemotron("mixture"),
     "olmo_hybrid": build_olmo_hybrid,
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
+    "phimoe": lambda: build_mixture(
+        "phimoe", num_hidden_layers=3, num_local_experts=5, lm_head_bias=True
+    ),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",
         num_hidden_layers=3,
