@@ -34,7 +34,8 @@ EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
 _BACKBONE = "backbone."
 NEOX_EMBEDDING, _NEOX_HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
 GPT2_EMBEDDING, OPT_EMBEDDING = "transformer.wte.weight", "model.decoder.embed_tokens.weight"
-EMBEDDINGS = (EMBEDDING, NEOX_EMBEDDING, GPT2_EMBEDDING, OPT_EMBEDDING)
+MAMBA_EMBEDDING = f"{_BACKBONE}embeddings.weight"
+EMBEDDINGS = (EMBEDDING, NEOX_EMBEDDING, GPT2_EMBEDDING, OPT_EMBEDDING, MAMBA_EMBEDDING)
 _COMMON = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
@@ -53,6 +54,7 @@ _RENAMED = {
 """Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and EXAONE."""
 _RENAMED_OF = {
     "lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."},
+    "mamba2": {"backbone.embedding.": "backbone.embeddings."},
     "phimoe": {".block_sparse_moe.gate.": ".mlp.router."},
     "olmo_hybrid": {
         ".attention_layer_norm.": ".input_layernorm.",
@@ -92,7 +94,7 @@ class SafetensorsCheckpoint(Checkpoint):
             self.part_of = str(config["model_type"])
             config, tensors = text_config(config, path), text_tensors(tensors, path)
         else:
-            config, tensors = as_whole_model(config), with_prefix(tensors)
+            config, tensors = as_whole_model(config), with_prefix(tensors, config.get("model_type"))
         tensors = renamed(tensors, config.get("model_type"))
         tensors = stack_experts(joined_taps(tensors, path), path)
         if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
@@ -150,8 +152,8 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
     A Mistral that says which layers slide is a Ministral: `AutoConfig.from_pretrained` changes its
     type. A Mistral has one kind of layers, and would ignore it. LFM2 has a second name for the tie
     of its head. It would win over the common name that cetane sets for a head of its own. GPT-2 and
-    GPT-Neo have names of their own for common keys. transformers ties no head of a Nemotron-H,
-    whatever its config says.
+    its relatives have names of their own for common keys. transformers ties no head of a
+    Nemotron-H, whatever its config says.
     """
     kind = config.get("model_type")
     if kind == "mistral" and "layer_types" in config:
@@ -166,14 +168,14 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors by the names of a model with a head.
+def with_prefix(tensors: dict[str, StoredTensor], kind: Any) -> dict[str, StoredTensor]:
+    """The tensors by the names of a model of the type `kind` with a head.
 
     A model without a head is saved without `model.` in front, or what else stands there.
     transformers loads it into one with a head too. Files of GPT-NeoX have the head under a name of
     its own, and those of Nemotron-H have `backbone.` in place of `model.`.
     """
-    if any(name.startswith(_BACKBONE) for name in tensors):
+    if kind == "nemotron_h":
         return {without_backbone(name): tensor for name, tensor in tensors.items()}
     if NEOX_EMBEDDING in tensors:
         return {HEAD if name == _NEOX_HEAD else name: t for name, t in tensors.items()}

@@ -27,6 +27,7 @@ from tests.families.matrix_models import (
     build_bamba,
     build_falcon,
     build_hybrid,
+    build_mamba2,
     build_nemotron,
     build_olmo_hybrid,
 )
@@ -153,6 +154,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "granitemoehybrid": lambda: build_hybrid("mixture", logits_scaling=1.0),
     "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
     "bamba": build_bamba,
+    "mamba2": lambda: build_mamba2(num_hidden_layers=3),
     "nemotron_h": lambda: build_nemotron("mixture"),
     "olmo_hybrid": build_olmo_hybrid,
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
