@@ -41,7 +41,8 @@ _COMMON = {
     "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
-"""The common names of what GPT-2 and GPT-Neo name otherwise."""
+_OWN_NAMES = ("codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj")
+"""The model types that name some common keys otherwise."""
 _LFM2_TIE = "tie_embedding"
 _RENAMED = {
     ".block_sparse_moe.gate.": ".mlp.gate.",
@@ -163,7 +164,7 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
     if kind in ("lfm2", "lfm2_moe") and _LFM2_TIE in config:
         rest = {key: value for key, value in config.items() if key != _LFM2_TIE}
         return rest | {"tie_word_embeddings": config[_LFM2_TIE]}
-    if kind in ("gpt2", "gpt_neo"):
+    if kind in _OWN_NAMES:
         return {_COMMON.get(key, key): value for key, value in config.items()}
     return config
 

@@ -91,6 +91,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "cohere2": lambda: build_layer_normed("cohere2", num_hidden_layers=4, sliding_window=32),
     "gpt_neox": lambda: build_layer_normed("gpt_neox", num_hidden_layers=3),
     "gpt2": lambda: build_model("gpt2", num_hidden_layers=3),
+    "gpt_bigcode": lambda: build_model("gpt_bigcode", num_hidden_layers=3),
     "gpt_neo": lambda: build_model(
         "gpt_neo",
         num_hidden_layers=3,
