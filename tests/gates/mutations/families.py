@@ -99,6 +99,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         window_size=32,
     ),
     "opt": lambda: build_model("opt", num_hidden_layers=3, ffn_dim=80),
+    "gptj": lambda: build_model("gptj", num_hidden_layers=3, rotary_dim=8),
+    "codegen": lambda: build_model("codegen", num_hidden_layers=3, rotary_dim=8),
     "jais2": lambda: build_layer_normed("jais2", num_hidden_layers=3),
     "persimmon": lambda: build_layer_normed("persimmon", num_hidden_layers=3),
     "nemotron": lambda: build_layer_normed("nemotron", num_hidden_layers=3),
