@@ -35,7 +35,10 @@ _BACKBONE = "backbone."
 NEOX_EMBEDDING, _NEOX_HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
 GPT2_EMBEDDING, OPT_EMBEDDING = "transformer.wte.weight", "model.decoder.embed_tokens.weight"
 MAMBA_EMBEDDING = f"{_BACKBONE}embeddings.weight"
-EMBEDDINGS = (EMBEDDING, NEOX_EMBEDDING, GPT2_EMBEDDING, OPT_EMBEDDING, MAMBA_EMBEDDING)
+FALCON_EMBEDDING = "transformer.word_embeddings.weight"
+EMBEDDINGS = (
+    EMBEDDING, NEOX_EMBEDDING, GPT2_EMBEDDING, OPT_EMBEDDING, MAMBA_EMBEDDING, FALCON_EMBEDDING,
+)  # fmt: skip
 _COMMON = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",

@@ -23,7 +23,8 @@ SIZES = (
     "altup_num_inputs", "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head",
     "mamba_d_conv", "n_inner", "ffn_dim", "word_embed_proj_dim", "mamba_num_heads",
     "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel",
-    "moe_shared_expert_intermediate_size", "num_heads", "state_size", "rotary_dim",
+    "moe_shared_expert_intermediate_size", "num_heads", "state_size", "rotary_dim", "num_kv_heads",
+    "ffn_hidden_size",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 

@@ -89,6 +89,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "glm4": lambda: build_model("glm4", num_hidden_layers=3),
     "cohere": lambda: build_layer_normed("cohere", num_hidden_layers=3, use_qk_norm=True),
     "cohere2": lambda: build_layer_normed("cohere2", num_hidden_layers=4, sliding_window=32),
+    "falcon": lambda: build_layer_normed("falcon", num_hidden_layers=3),
     "gpt_neox": lambda: build_layer_normed("gpt_neox", num_hidden_layers=3),
     "gpt2": lambda: build_model("gpt2", num_hidden_layers=3),
     "gpt_bigcode": lambda: build_model("gpt_bigcode", num_hidden_layers=3),
