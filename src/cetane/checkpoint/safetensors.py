@@ -59,6 +59,10 @@ _RENAMED = {
 _RENAMED_OF = {
     "lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."},
     "mamba2": {"backbone.embedding.": "backbone.embeddings."},
+    "minimax_m2": {
+        ".block_sparse_moe.e_score_correction_bias": ".mlp.e_score_correction_bias",
+        ".mlp.e_score_correction_bias": ".mlp.e_score_correction_bias",  # not in the router
+    },
     "phimoe": {".block_sparse_moe.gate.": ".mlp.router."},
     "olmo_hybrid": {
         ".attention_layer_norm.": ".input_layernorm.",
