@@ -20,7 +20,7 @@ from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, decoder_model
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import MLP, Held, LayerNorm, RowPick
+from cetane.families.layers import MLP, Held, LayerNorm, Pick, RowPick
 from cetane.families.model import Model, StoredTable
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import of_base
@@ -69,7 +69,7 @@ class CodeGenBlock(InterleavedParallelBlock):
         )
 
 
-def in_turn(first: RowPick, second: RowPick, stored: Tensor) -> Tensor:
+def in_turn(first: Pick, second: Pick, stored: Tensor) -> Tensor:
     """Rows that two picks take, one after the other."""
     return second(first(stored))
 

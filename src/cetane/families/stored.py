@@ -26,7 +26,8 @@ class InterleavedRows(Block):
     """A layer whose checkpoint pairs neighbouring channels (0, 1), (2, 3) ... of each head, which
     may have norms with gains of its own."""
 
-    names: PartNames
+    names: Any
+    """`PartNames`, perhaps those of a `SandwichBlock`."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain, mixer = super().weight(path, shape, held), self.names.mixer
