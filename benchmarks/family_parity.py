@@ -38,6 +38,7 @@ from tests.families import (
     test_glm4,
     test_gpt2,
     test_gpt_oss,
+    test_gptj,
     test_granite_hybrid,
     test_granite_swa,
     test_layer_normed,
@@ -48,10 +49,13 @@ from tests.families import (
     test_nemotron_h,
     test_olmo2,
     test_olmo_hybrid,
+    test_phimoe,
+    test_pure_mamba2,
     test_qwen3_next,
     test_zaya,
 )
 from tests.families.layer_normed_models import LAYER_NORMED, build_layer_normed
+from tests.families.matrix_models import build_mamba2
 from tests.families.mixture_models import (
     MIXTURES,
     build_afmoe,
@@ -105,10 +109,12 @@ FAMILIES = {
     "glm4": Family(test_glm4.configs(), build_model, 2),
     "layer_normed": Family(test_layer_normed.configs(), build_layer_normed, len(LAYER_NORMED)),
     "gpt2": Family(test_gpt2.configs(), build_model, len(test_gpt2.BOOLEANS)),
+    "gptj": Family(test_gptj.configs(), test_gptj.build, len(test_gptj.MODEL_TYPES)),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "lfm2_moe": Family(named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(build_lfm2_moe)),
     "lfm3": Family(named("lfm3", test_lfm2.later_configs()), build_model),
     "mixtral": Family(test_mixtral.configs(), build_mixture, len(MIXTURES)),
+    "phimoe": Family(named("phimoe", test_phimoe.configs()), build_mixture),
     "flex_olmo": Family(named("flex_olmo", test_flex_olmo.configs()), build_mixture),
     "afmoe": Family(named("afmoe", test_afmoe.configs()), of_one_kind(build_afmoe)),
     "gpt_oss": Family(named("gpt_oss", test_gpt_oss.configs()), of_one_kind(build_oss)),
@@ -117,6 +123,7 @@ FAMILIES = {
     "granite_hybrid": Family(test_granite_hybrid.configs(), build_mixture),
     "granite_swa": Family(test_granite_swa.configs(), build_mixture, 2),
     "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), build_mixture),
+    "mamba2": Family(named("mamba2", test_pure_mamba2.configs()), of_one_kind(build_mamba2)),
     "bamba": Family(named("bamba", test_bamba.configs()), build_mixture),
     "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), build_mixture),
     "olmo_hybrid": Family(named("olmo_hybrid", test_olmo_hybrid.configs()), build_mixture),

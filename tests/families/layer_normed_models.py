@@ -6,8 +6,8 @@ from tests.conftest import build_model
 from tests.families.config_parts import ROPES
 
 LAYER_NORMED = (
-    "cohere", "cohere2", "gpt_neox", "jais2", "nemotron", "olmo", "persimmon", "phi", "stablelm",
-    "starcoder2",
+    "cohere", "cohere2", "falcon", "gpt_neox", "jais2", "nemotron", "olmo", "persimmon", "phi",
+    "stablelm", "starcoder2",
 )  # fmt: skip
 """Their model types."""
 IN_PART = ("gpt_neox", "nemotron", "persimmon", "phi", "stablelm")

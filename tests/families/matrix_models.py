@@ -60,6 +60,19 @@ def build_bamba(**config: Any) -> Any:
     return build_model("bamba", **BAMBA | config)
 
 
+MAMBA2: dict[str, Any] = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12}
+ATTENTION_KEYS = ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+"""What a model without attention has no key for."""
+
+
+def build_mamba2(**config: Any) -> Any:
+    """A Mamba-2 alone."""
+    model = build_model("mamba2", **MAMBA2 | config)
+    for key in ATTENTION_KEYS:
+        delattr(model.config, key)
+    return model
+
+
 FALCON: dict[str, Any] = {
     "mamba_n_heads": 8,
     "mamba_d_head": "auto",

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from tests.conftest import build_model
-from tests.families.config_parts import MULTIPLIERS, OWN_ROPES
+from tests.families.config_parts import MULTIPLIERS, OWN_ROPES, ROPES
 from tests.families.parity import CONTEXT
 
 DEEPSEEK_EXPERTS: dict[str, Any] = {
@@ -73,6 +73,14 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 20,
             "rope_parameters": OWN_ROPES,
+        },
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": ROPES["default"] | {"partial_rotary_factor": 0.5},
         },
     ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 7}),

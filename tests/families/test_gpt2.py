@@ -33,6 +33,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt2, plain scores": ("gpt2", {"scale_attn_weights": False, "reorder_and_upcast_attn": True}),
+    "gpt_bigcode": ("gpt_bigcode", {}),
+    "gpt_bigcode, untied, keys of each query, plain scores": (
+        "gpt_bigcode",
+        {
+            "multi_query": False,
+            "scale_attn_weights": False,
+            "n_inner": 40,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gpt_neo": (
         "gpt_neo",
         {"num_hidden_layers": 3, "attention_types": [[["local", "global", "local"], 1]],
@@ -101,8 +111,9 @@ def test_only_values_turn(kind: str) -> None:
     assert turned.stream is None
 
 
-def test_nothing_turns_in_gpt2() -> None:
-    checkpoint = InMemoryCheckpoint(build_model("gpt2"))
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_bigcode"])
+def test_nothing_turns(kind: str) -> None:
+    checkpoint = InMemoryCheckpoint(build_model(kind))
     model = Planner(checkpoint, recipe("readonly", "chunks")).model
     with pytest.raises(CetaneError, match="nothing of a"):
         rotated(checkpoint, model)
@@ -116,6 +127,7 @@ def test_nothing_turns_in_gpt2() -> None:
         ("gpt2", {"n_head": 3}, "is not a multiple of"),
         ("gpt2", {"activation_function": "quick_gelu"}, "quick_gelu"),
         ("gpt2", {"layer_norm_epsilon": 0.0}, "layer_norm_epsilon = 0"),
+        ("gpt_bigcode", {"n_inner": 0}, "n_inner = 0"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before = False"),
         ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim = 32"),
         ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm = True"),
@@ -130,6 +142,7 @@ def test_wrong_configs(kind: str, config: dict[str, Any], said: str) -> None:
 
 BOOLEANS = {
     "gpt2": ("scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+    "gpt_bigcode": ("scale_attn_weights", "multi_query"),
     "gpt_neo": (),
     "opt": ("enable_bias", "layer_norm_elementwise_affine"),
 }
@@ -141,7 +154,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """A model type and a small config of it."""
     kind = draw(st.sampled_from(list(BOOLEANS)))
     heads, dim, layers = draw(st.integers(1, 4)), draw(st.integers(2, 16)), draw(st.integers(1, 3))
-    width = {"gpt2": "n_inner", "gpt_neo": "intermediate_size", "opt": "ffn_dim"}[kind]
+    width = {"gpt_neo": "intermediate_size", "opt": "ffn_dim"}.get(kind, "n_inner")
     config: dict[str, Any] = {
         "num_hidden_layers": layers,
         "num_attention_heads": heads,

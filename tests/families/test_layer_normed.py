@@ -17,6 +17,8 @@ from cetane.families.layer_normed import HEADED
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
 
+FUSED = ("falcon", *HEADED)
+"""The model types that store queries, keys and values as one tensor."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {}),
     "cohere, biases, norms of its own in each head": (
@@ -27,6 +29,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2, biases, nothing slides": (
         "cohere2",
         {"attention_bias": True, "layer_types": ["full_attention"] * 2, "logit_scale": 0.25},
+    ),
+    "falcon": ("falcon", {}),
+    "falcon, two norms, shared keys, biases": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "ffn_hidden_size": 40},
+    ),
+    "falcon, one norm, own keys, untied": (
+        "falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_ln_in_parallel_attn": 1,
+            "tie_word_embeddings": False,
+            "rope_parameters": ROPES["linear"],
+        },
+    ),
+    "falcon, one behind the other": (
+        "falcon",
+        {"parallel_attn": False, "multi_query": False, "bias": True},
     ),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox, tied, one behind the other, no biases of attention": (
@@ -103,7 +123,7 @@ def test_a_head_for_some_tokens_has_their_biases() -> None:
     assert head.lm_head.bias.tolist() == checkpoint.read("lm_head.bias")[[3, 7, 50]].tolist()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in LAYER_NORMED if kind not in HEADED])
+@pytest.mark.parametrize("kind", [kind for kind in LAYER_NORMED if kind not in FUSED])
 def test_only_values_turn(kind: str) -> None:
     """A LayerNorm subtracts a mean, which no rotation keeps."""
     checkpoint = InMemoryCheckpoint(build_layer_normed(kind))
@@ -113,13 +133,17 @@ def test_only_values_turn(kind: str) -> None:
     assert all(name.endswith(ends) for name in turned.folds)
 
 
-@pytest.mark.parametrize("kind", HEADED)
+@pytest.mark.parametrize("kind", FUSED)
 def test_nothing_turns_beside_queries(kind: str) -> None:
     """One tensor holds queries, keys and values."""
     checkpoint = InMemoryCheckpoint(build_layer_normed(kind))
     model = Planner(checkpoint, recipe("readonly", "chunks")).model
     with pytest.raises(CetaneError, match="nothing of a"):
         rotated(checkpoint, model)
+
+
+MANY = {"new_decoder_architecture": True}
+"""A Falcon whose heads may share keys in groups."""
 
 
 @pytest.mark.parametrize(
@@ -131,6 +155,12 @@ def test_nothing_turns_beside_queries(kind: str) -> None:
         ("nemotron", {"hidden_act": "xielu"}, "hidden_act = 'xielu'"),
         ("phi", {"head_dim": 8, "qk_layernorm": True}, "4 heads of 8 channels"),
         ("stablelm", {"head_dim": 8}, "4 heads of 8 channels"),
+        ("falcon", {"alibi": True}, "alibi = True, positions by biases on scores, which is not"),
+        ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads = 2, not 4"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "but an older architecture"),
+        ("falcon", MANY | {"num_kv_heads": 3}, "not a multiple of num_kv_heads = 3"),
+        ("falcon", MANY | {"parallel_attn": False}, "without parallel norms"),
+        ("falcon", {"num_attention_heads": 6}, "6 heads of 10 channels are not hidden_size = 64"),
         ("gpt_neox", {"head_dim": 8}, "4 heads of 8 channels"),
         ("persimmon", {"head_dim": 8}, "4 heads of 8 channels"),
         ("stablelm", {"layer_norm_eps": 0.0}, "layer_norm_eps = 0"),
@@ -146,6 +176,7 @@ def test_wrong_configs(kind: str, config: dict[str, Any], said: str) -> None:
 BOOLEANS = {
     "cohere": ("attention_bias", "use_qk_norm"),
     "cohere2": ("attention_bias",),
+    "falcon": ("bias", "multi_query", "parallel_attn"),
     "gpt_neox": ("attention_bias", "use_parallel_residual"),
     "jais2": ("attention_bias", "mlp_bias"),
     "nemotron": ("attention_bias", "mlp_bias"),
@@ -178,6 +209,15 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "rope_parameters": ROPES["default"] | part,
     }
     config |= {key: draw(st.booleans()) for key in BOOLEANS[kind]}
+    if kind == "falcon":
+        config["ffn_hidden_size"], config["activation"] = map(
+            config.pop, ("intermediate_size", "hidden_act")
+        )
+        del config["head_dim"]
+        if draw(st.booleans()):
+            norms = draw(st.sampled_from([None, 1, 2]))
+            config |= MANY | {"num_kv_heads": kv, "num_ln_in_parallel_attn": norms}
+            config["parallel_attn"] = True
     if kind in ("cohere", "cohere2"):
         config["logit_scale"] = draw(st.sampled_from([1.0, 2.0]))
     if kind == "olmo":

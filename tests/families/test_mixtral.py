@@ -24,6 +24,7 @@ COUNTS = {
     "glm4_moe": "n_routed_experts",
     "granitemoe": "num_local_experts",
     "granitemoeshared": "num_local_experts",
+    "minimax_m2": "num_local_experts",
     "mixtral": "num_local_experts",
     "solar_open": "n_routed_experts",
 }
@@ -66,6 +67,7 @@ def test_keys_of_other_model_types_are_ignored(name: str) -> None:
         ("granitemoeshared", "chunks", 2),
         ("hunyuan_v1_moe", "per-block", 1),
         ("mellum", "per-layer", 2),
+        ("minimax_m2", "per-layer", 2),
         ("mixtral", "per-block", 1),
         ("olmoe", "single", 4),
         ("qwen2_moe", "chunks", 2),
@@ -202,6 +204,11 @@ def hunyuan_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
     }
 
 
+def minimax_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    part = draw(st.sampled_from([0.5, 1.0]))
+    return {"rope_parameters": ROPES["default"] | {"partial_rotary_factor": part}}
+
+
 def mixtral_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
     return {"sliding_window": draw(WINDOWS)}
 
@@ -232,7 +239,8 @@ def qwen2_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
 OWN_KEYS: dict[str, Callable[[st.DrawFn, int, int], dict[str, Any]]] = {
     "dots1": dots1_keys, "ernie4_5_moe": ernie_keys, "exaone_moe": exaone_keys,
     "glm4_moe": glm4_keys, "granitemoe": granite_keys, "granitemoeshared": shared_granite_keys,
-    "hunyuan_v1_moe": hunyuan_keys, "mellum": mellum_keys, "mixtral": mixtral_keys,
+    "hunyuan_v1_moe": hunyuan_keys, "mellum": mellum_keys, "minimax_m2": minimax_keys,
+    "mixtral": mixtral_keys,
     "olmoe": olmoe_keys, "qwen2_moe": qwen2_keys, "qwen3_moe": qwen3_keys,
     "solar_open": deepseek_keys,
 }  # fmt: skip

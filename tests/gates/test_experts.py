@@ -1,6 +1,7 @@
 """Experts that a port chooses and its model does not: near ties, the model takes them too."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
         "gpt_oss", "granitemoe", "lfm2_moe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3",
         "glm4_moe_lite", "qwen3_next", "qwen3_5_moe", "zaya", "dots1", "ernie4_5_moe", "glm4_moe",
         "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "mellum",
-        "solar_open", "nemotron_h", "flex_olmo", "afmoe",
+        "solar_open", "nemotron_h", "flex_olmo", "afmoe", "minimax_m2",
     ],
 )  # fmt: skip
 def test_a_right_port_whose_experts_all_are_ties(
@@ -106,6 +107,16 @@ def test_fp16_takes_the_experts_of_fp32(alike: Packaged) -> None:
     least = limits().fp16.logit_cosine
     assert metrics.cosine(exact.logits, free.logits).min() < least
     assert metrics.cosine(exact.logits, followed.logits).min() > least
+
+
+def test_experts_are_taken_in_their_order() -> None:
+    """A Phi-MoE weighs its first expert otherwise than its second."""
+    taken = TakenExperts.of(Planner(InMemoryCheckpoint(build("phimoe")), recipe("fp16")))
+    name, *_ = taken.blocks
+    scores = np.array([[0.0, 3], [1, 1], [2, 2], [-1, 0], [0, 4]], np.float32).reshape(1, 5, 1, 2)
+    taken.note(SimpleNamespace(shard="a"), name, scores, 2)  # type: ignore[arg-type]
+    ranks = taken.ranks("a", name, torch.zeros(1, 5, 1, 2))
+    assert ranks[0, :, 0].T.tolist() == [[0, 1, 2, 0, 0], [1, 0, 0, 0, 2]]
 
 
 def experts_by_hand(block: Any, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,13 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
 from tests.families.layer_normed_models import build_layer_normed
-from tests.families.matrix_models import DELTA_LAYERS, build_falcon, build_hybrid, build_olmo_hybrid
+from tests.families.matrix_models import (
+    DELTA_LAYERS,
+    build_falcon,
+    build_hybrid,
+    build_mamba2,
+    build_olmo_hybrid,
+)
 from tests.families.mixture_models import build_lfm2_moe, build_llama4, build_mixture, build_oss
 from tests.families.zaya_models import build_zaya
 
@@ -52,6 +58,11 @@ MODELS = {
     "cohere": lambda: build_layer_normed("cohere"),
     "olmo": lambda: build_layer_normed("olmo", clip_qkv=0.5),
     "starcoder2": lambda: build_layer_normed("starcoder2"),
+    "falcon": lambda: build_layer_normed("falcon"),
+    "gptj": lambda: build_model("gptj", rotary_dim=8),
+    "codegen": lambda: build_model("codegen", rotary_dim=8),
+    "phimoe": lambda: build_mixture("phimoe", num_local_experts=3),
+    "mamba2": lambda: build_mamba2(hidden_act="gelu", time_step_limit=(0.001, 50.0)),
     "llama4": lambda: build_llama4(attention_chunk_size=64, floor_scale=96),
     "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
     "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
@@ -101,7 +112,9 @@ def test_another_form_of_gelu(authored: Authored) -> None:
     assert set(kinds(authored)) == {"activations"}
 
 
-@pytest.mark.parametrize("authored", ["zaya", "cohere", "llama4", "granite_swa"], indirect=True)
+@pytest.mark.parametrize(
+    "authored", ["zaya", "cohere", "llama4", "granite_swa", "gptj"], indirect=True
+)
 def test_another_rotary_base(authored: Authored) -> None:
     """Of a few pairs with a large base, the first positions are turned by next to nothing."""
     tables = authored.planner.model.rotary

@@ -34,13 +34,18 @@ EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
 _BACKBONE = "backbone."
 NEOX_EMBEDDING, _NEOX_HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
 GPT2_EMBEDDING, OPT_EMBEDDING = "transformer.wte.weight", "model.decoder.embed_tokens.weight"
-EMBEDDINGS = (EMBEDDING, NEOX_EMBEDDING, GPT2_EMBEDDING, OPT_EMBEDDING)
+MAMBA_EMBEDDING = f"{_BACKBONE}embeddings.weight"
+FALCON_EMBEDDING = "transformer.word_embeddings.weight"
+EMBEDDINGS = (
+    EMBEDDING, NEOX_EMBEDDING, GPT2_EMBEDDING, OPT_EMBEDDING, MAMBA_EMBEDDING, FALCON_EMBEDDING,
+)  # fmt: skip
 _COMMON = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
-"""The common names of what GPT-2 and GPT-Neo name otherwise."""
+_OWN_NAMES = ("codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj")
+"""The model types that name some common keys otherwise."""
 _LFM2_TIE = "tie_embedding"
 _RENAMED = {
     ".block_sparse_moe.gate.": ".mlp.gate.",
@@ -53,6 +58,12 @@ _RENAMED = {
 """Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and EXAONE."""
 _RENAMED_OF = {
     "lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."},
+    "mamba2": {"backbone.embedding.": "backbone.embeddings."},
+    "minimax_m2": {
+        ".block_sparse_moe.e_score_correction_bias": ".mlp.e_score_correction_bias",
+        ".mlp.e_score_correction_bias": ".mlp.e_score_correction_bias",  # not in the router
+    },
+    "phimoe": {".block_sparse_moe.gate.": ".mlp.router."},
     "olmo_hybrid": {
         ".attention_layer_norm.": ".input_layernorm.",
         ".feedforward_layer_norm.": ".post_attention_layernorm.",
@@ -91,7 +102,7 @@ class SafetensorsCheckpoint(Checkpoint):
             self.part_of = str(config["model_type"])
             config, tensors = text_config(config, path), text_tensors(tensors, path)
         else:
-            config, tensors = as_whole_model(config), with_prefix(tensors)
+            config, tensors = as_whole_model(config), with_prefix(tensors, config.get("model_type"))
         tensors = renamed(tensors, config.get("model_type"))
         tensors = stack_experts(joined_taps(tensors, path), path)
         if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
@@ -149,8 +160,8 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
     A Mistral that says which layers slide is a Ministral: `AutoConfig.from_pretrained` changes its
     type. A Mistral has one kind of layers, and would ignore it. LFM2 has a second name for the tie
     of its head. It would win over the common name that cetane sets for a head of its own. GPT-2 and
-    GPT-Neo have names of their own for common keys. transformers ties no head of a Nemotron-H,
-    whatever its config says.
+    its relatives have names of their own for common keys. transformers ties no head of a
+    Nemotron-H, whatever its config says.
     """
     kind = config.get("model_type")
     if kind == "mistral" and "layer_types" in config:
@@ -160,19 +171,19 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
     if kind in ("lfm2", "lfm2_moe") and _LFM2_TIE in config:
         rest = {key: value for key, value in config.items() if key != _LFM2_TIE}
         return rest | {"tie_word_embeddings": config[_LFM2_TIE]}
-    if kind in ("gpt2", "gpt_neo"):
+    if kind in _OWN_NAMES:
         return {_COMMON.get(key, key): value for key, value in config.items()}
     return config
 
 
-def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors by the names of a model with a head.
+def with_prefix(tensors: dict[str, StoredTensor], kind: Any) -> dict[str, StoredTensor]:
+    """The tensors by the names of a model of the type `kind` with a head.
 
     A model without a head is saved without `model.` in front, or what else stands there.
     transformers loads it into one with a head too. Files of GPT-NeoX have the head under a name of
     its own, and those of Nemotron-H have `backbone.` in place of `model.`.
     """
-    if any(name.startswith(_BACKBONE) for name in tensors):
+    if kind == "nemotron_h":
         return {without_backbone(name): tensor for name, tensor in tensors.items()}
     if NEOX_EMBEDDING in tensors:
         return {HEAD if name == _NEOX_HEAD else name: t for name, t in tensors.items()}

@@ -256,7 +256,9 @@ def parse_config(config: dict[str, Any]) -> Any:
     return parsed
 
 
-BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".masked_bias")
+BUFFERS = (
+    ".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".masked_bias", ".causal_mask",
+)  # fmt: skip
 """Endings of tensors that old checkpoints store beside weights; they follow from the config."""
 
 

@@ -23,7 +23,8 @@ SIZES = (
     "altup_num_inputs", "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head",
     "mamba_d_conv", "n_inner", "ffn_dim", "word_embed_proj_dim", "mamba_num_heads",
     "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel",
-    "moe_shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size", "num_heads", "state_size", "rotary_dim", "num_kv_heads",
+    "ffn_hidden_size",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
@@ -183,7 +184,9 @@ def check_sizes(config: SizedConfig) -> None:
     own |= {common: own[name] for common, name in config.attribute_map.items() if name in own}
     kind = config.model_type
     check_counts(kind, own | {"num_hidden_layers": getattr(config, "num_hidden_layers", None)})
-    query = own["num_attention_heads"]
+    query = own.get("num_attention_heads")
+    if query is None:  # no layer attends
+        return
     kv = own.get("num_key_value_heads", query)
     if kv is None or query % kv:
         raise invalid(

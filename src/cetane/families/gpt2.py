@@ -1,6 +1,8 @@
 """GPT-2 and its relatives: positions are learned rows, which are added to the embedding's.
 
 - GPT-2 stores its matrices transposed, and queries, keys and values as one;
+- GPT-BigCode (StarCoder of 2023, SantaCoder) stores the three as one too. All query heads may share
+  one key and value;
 - GPT-Neo does neither, and does not scale scores. Some of its layers have a window;
 - OPT does neither. Its first position is row 2 of its table.
 
@@ -25,21 +27,21 @@ from cetane.families.layers import MLP, Exchange, Held, LayerNorm, RowPick
 from cetane.families.model import Model, StoredTable, TokenTable
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import RotaryTable
-from cetane.families.stored import FUSED, rows_between
+from cetane.families.stored import FUSED, HeadedRows, rows_between
 from cetane.schema.interface import PositionRows
 
 Options = ResidualOptions
-MODEL_TYPES = ("gpt2", "gpt_neo", "opt")
+MODEL_TYPES = ("gpt2", "gpt_bigcode", "gpt_neo", "opt")
 POSITIONS = "positions"
 """The name of the positions' table, and of the tensor that the first layer reads."""
 GPTS = PartNames(norm="ln_1", mixer="attn", mlp_norm="ln_2", layers="transformer.h")
-"""The names in GPT-2 and GPT-Neo."""
+"""The names in GPT-2, GPT-BigCode and GPT-Neo."""
 OPTS = PartNames(
     norm="self_attn_layer_norm", mlp_norm="final_layer_norm", layers="model.decoder.layers"
 )
 """OPT's names."""
 WIDER = ("c_fc", "c_proj")
-"""The names of an MLP's projections in GPT-2 and GPT-Neo."""
+"""The names of an MLP's projections in these three."""
 OPT_EPS = 1e-5
 """What torch has, and no config."""
 OPT_FIRST = 2
@@ -58,8 +60,11 @@ class Gpt2Config(DecoderConfig, Protocol):
     """OPT has none."""
     n_inner: int | None
     scale_attn_weights: bool
+    """Only GPT-2 and GPT-BigCode have the last two."""
     scale_attn_by_inverse_layer_idx: bool
-    """Only GPT-2 has the last three."""
+    """Only GPT-2 has it."""
+    multi_query: bool
+    """Only GPT-BigCode has it."""
     attention_layers: list[str]
     window_size: int
     """Only GPT-Neo has the last two."""
@@ -121,6 +126,12 @@ class Gpt2Block(LearnedBlock):
         return None
 
 
+class BigCodeBlock(HeadedRows, LearnedBlock):
+    """A layer of GPT-BigCode. With one key for all queries, there is one group of rows."""
+
+    headed = "c_attn"
+
+
 class NeoBlock(LearnedBlock):
     """A layer of GPT-Neo."""
 
@@ -133,6 +144,10 @@ class OptBlock(LearnedBlock):
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         return super().weight(path.removeprefix("mlp."), shape, held)
+
+
+BLOCKS = {"gpt2": Gpt2Block, "gpt_bigcode": BigCodeBlock, "gpt_neo": NeoBlock, "opt": OptBlock}
+"""The layers of each model type."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +177,7 @@ def traits(config: Gpt2Config) -> Traits:
         own = config.enable_bias
         return Traits(
             AttentionForm(own, own, output="out_proj"),
-            OptBlock,
+            BLOCKS["opt"],
             OPTS,
             ("fc1", "fc2"),
             config.ffn_dim,
@@ -178,7 +193,7 @@ def traits(config: Gpt2Config) -> Traits:
     inner = config.intermediate_size if neo else config.n_inner
     return Traits(
         AttentionForm(not neo, True, output="out_proj" if neo else "c_proj"),
-        NeoBlock if neo else Gpt2Block,
+        BLOCKS[config.model_type],
         GPTS,
         WIDER,
         4 * config.hidden_size if inner is None else inner,
@@ -231,7 +246,8 @@ def layer_kinds(config: Gpt2Config) -> list[LayerKind]:
     """The kind of every layer. Queries and keys have no positions."""
     kind, count, heads = config.model_type, config.num_hidden_layers, config.num_attention_heads
     dim, none = config.hidden_size // heads, RotaryTable(torch.empty(0))
-    scaled = kind == "opt" or (kind == "gpt2" and config.scale_attn_weights)
+    scaled = kind == "opt" or (kind != "gpt_neo" and config.scale_attn_weights)
+    kv = 1 if kind == "gpt_bigcode" and config.multi_query else heads
     factors = [dim**-0.5 if scaled else 1.0] * count
     windows: list[int | None] = [None] * count
     if kind == "gpt2" and config.scale_attn_by_inverse_layer_idx:
@@ -239,6 +255,6 @@ def layer_kinds(config: Gpt2Config) -> list[LayerKind]:
     if kind == "gpt_neo":
         windows = [config.window_size if a == "local" else None for a in config.attention_layers]
     return [
-        LayerKind(AttentionHeads(heads, heads, dim, factor), none, window, positioned=False)
+        LayerKind(AttentionHeads(heads, kv, dim, factor), none, window, positioned=False)
         for factor, window in zip(factors, windows, strict=True)
     ]

@@ -2,6 +2,8 @@
 
 - Cohere and Cohere 2 (Command R) have attention and MLP beside each other, behind one norm without
   bias, and turn neighbouring channels. Full layers of Cohere 2 give queries and keys no positions;
+- Falcon (7B, 40B, 2) has attention and MLP beside each other too, behind one norm or two, and no
+  gates. It stores queries, keys and values as one tensor;
 - GPT-NeoX (Pythia) and Persimmon store queries, keys and values as one tensor, and have no gates in
   their MLPs. GPT-NeoX has attention and MLP beside each other, behind a norm each;
 - Jais 2 has no gates in its MLPs either;
@@ -16,7 +18,7 @@ truth is transformers' `modeling_{model_type}.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,7 +27,7 @@ import torch
 from cetane.families.attention import Attention, AttentionForm, normed_by
 from cetane.families.base import Block
 from cetane.families.blocks import NAMES, ParallelBlock, PartNames, PreNormBlock
-from cetane.families.configs import invalid
+from cetane.families.configs import invalid, unsupported
 from cetane.families.decoder import TABLE, DecoderConfig, decoder_model, heads_of
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind, kind_names
@@ -37,11 +39,11 @@ from cetane.families.stored import HeadedBlock, HeadedParallelBlock, Interleaved
 
 Options = ResidualOptions
 MODEL_TYPES = (
-    "cohere", "cohere2", "gpt_neox", "jais2", "nemotron", "olmo", "persimmon", "phi", "stablelm",
-    "starcoder2",
+    "cohere", "cohere2", "falcon", "gpt_neox", "jais2", "nemotron", "olmo", "persimmon", "phi",
+    "stablelm", "starcoder2",
 )  # fmt: skip
 HEADED = ("gpt_neox", "persimmon")
-"""The model types whose heads share no keys."""
+"""The model types whose heads share no keys, whatever their configs say."""
 OLMO_EPS = 1e-5
 """What OLMo's code has, and no config."""
 ONE_NORM = PartNames(mlp_norm=NAMES.norm)
@@ -88,6 +90,17 @@ class LayerNormedConfig(DecoderConfig, Protocol):
     """Cohere 2 and StarCoder2 have it."""
     layer_types: list[str]
     """Only Cohere 2 has it."""
+    activation: str
+    alibi: bool
+    bias: bool
+    ffn_hidden_size: int
+    layer_norm_epsilon: float
+    multi_query: bool
+    new_decoder_architecture: bool
+    num_kv_heads: int
+    num_ln_in_parallel_attn: int | None
+    parallel_attn: bool
+    """Only Falcon has the last ten, in place of common keys."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,9 @@ class Traits:
     norm: str = "model.norm.weight"
     """The names of the embedding and of the final norm."""
     output_bias: bool = False
+    inner: str = "intermediate_size"
+    act: str = "hidden_act"
+    """The keys of the MLP's width and of its activation."""
 
 
 def traits(config: LayerNormedConfig) -> Traits:
@@ -138,6 +154,36 @@ def cohere(config: LayerNormedConfig) -> Traits:
         bias=False,
         whole=True,
         logits=config.logit_scale,
+    )
+
+
+def falcon(config: LayerNormedConfig) -> Traits:
+    """A Falcon. CetaneError for norms that transformers cannot run, and for ALiBi."""
+    if config.alibi:
+        raise unsupported(config.model_type, "alibi = True, positions by biases on scores")
+    many, beside = config.new_decoder_architecture, config.parallel_attn
+    count = config.num_ln_in_parallel_attn
+    if many and (not beside or count not in (None, 1, 2)):
+        raise invalid(config.model_type, "new_decoder_architecture = True without parallel norms")
+    if beside and not many and count == 2:
+        raise invalid(config.model_type, "num_ln_in_parallel_attn = 2, but an older architecture")
+    names = PartNames(mixer="self_attention", layers="transformer.h")
+    if many and count != 1:
+        names = replace(names, norm="ln_attn", mlp_norm="ln_mlp")
+    elif beside:
+        names = replace(names, mlp_norm=names.norm)
+    return Traits(
+        AttentionForm(config.bias, config.bias, output="dense"),
+        config.layer_norm_epsilon,
+        HeadedParallelBlock if beside else HeadedBlock,
+        names,
+        mlp_bias=config.bias,
+        mlp_names=WIDER,
+        whole=True,
+        table="transformer.word_embeddings.weight",
+        norm="transformer.ln_f.weight",
+        inner="ffn_hidden_size",
+        act="activation",
     )
 
 
@@ -229,7 +275,7 @@ def starcoder2(config: LayerNormedConfig) -> Traits:
 
 
 TRAITS: dict[str, Callable[[LayerNormedConfig], Traits]] = {
-    "cohere": cohere, "cohere2": cohere, "gpt_neox": gpt_neox, "jais2": jais2,
+    "cohere": cohere, "cohere2": cohere, "falcon": falcon, "gpt_neox": gpt_neox, "jais2": jais2,
     "nemotron": nemotron, "olmo": olmo, "persimmon": persimmon, "phi": phi, "stablelm": stablelm,
     "starcoder2": starcoder2,
 }  # fmt: skip
@@ -240,7 +286,8 @@ def author(config: LayerNormedConfig, options: ResidualOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     check(config)
     own, scale, size = traits(config), options.scale, config.hidden_size
-    kinds, inner, act = layer_kinds(config, own.whole), config.intermediate_size, config.hidden_act
+    kinds = layer_kinds(config, own.whole)
+    inner, act = getattr(config, own.inner), getattr(config, own.act)
     final = partial(LayerNorm, weight=own.weight, bias=own.bias)
     norm = partial(final, size, residual_eps(own.eps, scale), unit_offset=own.unit_offset)
     layers: list[Block] = []
@@ -249,7 +296,7 @@ def author(config: LayerNormedConfig, options: ResidualOptions) -> Model:
             before = norm()
             attention = Attention(size, own.eps, kind, own.form, scale)
             mlp = MLP(size, inner, act, own.mlp_bias, scale, names=own.mlp_names)
-            behind = before if own.names is ONE_NORM else norm()
+            behind = before if own.names.norm == own.names.mlp_norm else norm()
             layers.append(own.block(index, before, attention, behind, mlp, own.names))
     return decoder_model(
         config, layers, scale, kinds, StoredTable(own.table, factor=scale), own.logits, own.norm,
@@ -262,7 +309,7 @@ def check(config: LayerNormedConfig) -> None:
     together as the residual stream, and so are those of a Phi that norms them."""
     kind = config.model_type
     dim = own_heads(config).dim
-    if kind in (*HEADED, "stablelm") or (kind == "phi" and config.qk_layernorm):
+    if kind in (*HEADED, "falcon", "stablelm") or (kind == "phi" and config.qk_layernorm):
         heads, size = config.num_attention_heads, config.hidden_size
         if heads * dim != size:
             raise invalid(kind, f"{heads} heads of {dim} channels are not hidden_size = {size}")
@@ -270,7 +317,26 @@ def check(config: LayerNormedConfig) -> None:
 
 def own_heads(config: LayerNormedConfig) -> AttentionHeads:
     """The attention heads of a model."""
+    if config.model_type == "falcon":
+        return falcon_heads(config)
     return heads_of(config, shared=config.model_type not in HEADED)
+
+
+def falcon_heads(config: LayerNormedConfig) -> AttentionHeads:
+    """The attention heads of a Falcon. CetaneError for key heads that transformers cannot run."""
+    query, kv = config.num_attention_heads, config.num_kv_heads
+    dim = config.hidden_size // query
+    if config.new_decoder_architecture:
+        if query % kv:
+            raise invalid(
+                config.model_type,
+                f"num_attention_heads = {query} is not a multiple of num_kv_heads = {kv}",
+            )
+    elif config.multi_query:
+        kv = 1
+    elif kv != query:
+        raise invalid(config.model_type, f"num_kv_heads = {kv}, not {query}, as there are queries")
+    return AttentionHeads(query, kv, dim, dim**-0.5)
 
 
 def layer_kinds(config: LayerNormedConfig, whole: bool) -> list[LayerKind]:

@@ -58,7 +58,7 @@ APERTUS = PartNames(norm="attention_layernorm", mlp_norm="feedforward_layernorm"
 """Apertus' names for its norms."""
 LAYERS_SLIDE = ("cwm", "dots1", "exaone_moe", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3")
 """The model types that say of each layer whether it has the window."""
-PARTLY_ROTARY = ("glm4_moe", "phi3")
+PARTLY_ROTARY = ("glm4_moe", "minimax_m2", "phi3")
 """The model types that give positions to only a part of each head."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]

@@ -8,7 +8,9 @@
 - Hunyuan-MoE norms queries and keys after they got their positions;
 - dots.llm1, EXAONE-MoE, GLM-4.5 and Solar Open have DeepSeek-V3's experts. GLM-4.5 gives
   positions to a part of each head. If some layers of an EXAONE slide, the others have none;
-- Mellum 2 is Qwen3-MoE with a rotary table for each type of layer.
+- Mellum 2 is Qwen3-MoE with a rotary table for each type of layer;
+- MiniMax-M2 norms all heads together, gives positions to a part of each, and weighs experts by
+  sigmoids, whose choice is corrected.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
@@ -49,7 +51,8 @@ from cetane.families.stored import FusedRows, InterleavedBlock
 Options = ExpertOptions
 MODEL_TYPES = (
     "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "granitemoe", "granitemoeshared",
-    "hunyuan_v1_moe", "mellum", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open",
+    "hunyuan_v1_moe", "mellum", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe",
+    "solar_open",
 )  # fmt: skip
 DEEPSEEKS = ("dots1", "exaone_moe", "glm4_moe", "solar_open")
 """The model types with DeepSeek-V3's experts."""
@@ -139,6 +142,8 @@ def traits(config: MixtralConfig) -> Traits:
             return Traits(AttentionForm())
         case "exaone_moe":
             return Traits(AttentionForm(norms="head"))
+        case "minimax_m2":
+            return Traits(AttentionForm(norms="whole"))
         case "solar_open":
             return Traits(AttentionForm(qkv_bias=config.attention_bias))
         case "qwen2_moe":
@@ -242,7 +247,10 @@ def mixture(config: MixtralConfig, options: ExpertOptions, residual: float, chos
     narrow = kind in (*QWENS, "ernie4_5_moe")
     inner = config.moe_intermediate_size if narrow else config.intermediate_size
     normalised = kind not in (*QWENS, "olmoe") or config.norm_topk_prob
-    return mixture_of(config, options, count, inner, normalised, residual, chosen)
+    by_sigmoid = kind == "minimax_m2"
+    return mixture_of(
+        config, options, count, inner, normalised, residual, chosen, sigmoid=by_sigmoid
+    )
 
 
 def mixture_block(
@@ -275,6 +283,8 @@ def mixture_block(
             return MixtureBlock(
                 experts, index, norm, "gate.wg", shared=together, shared_name="mlp.shared_mlp"
             )
+        case "minimax_m2":
+            return MixtureBlock(experts, index, norm, correction="e_score_correction_bias")
         case "qwen2_moe":
             together = shared(config.shared_expert_intermediate_size, gated=True)
             return MixtureBlock(experts, index, norm, shared=together)

@@ -26,13 +26,16 @@ class InterleavedRows(Block):
     """A layer whose checkpoint pairs neighbouring channels (0, 1), (2, 3) ... of each head, which
     may have norms with gains of its own."""
 
+    names: Any
+    """`PartNames`, perhaps those of a `SandwichBlock`."""
+
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        plain = super().weight(path, shape, held)
-        if path in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
+        plain, mixer = super().weight(path, shape, held), self.names.mixer
+        if path in (f"{mixer}.q_norm.weight", f"{mixer}.k_norm.weight"):
             return replace(plain, pick=last_to_halves)
-        if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
+        if not path.startswith((f"{mixer}.q_proj.", f"{mixer}.k_proj.")):
             return plain
-        attention: Any = self.get_submodule("self_attn")
+        attention: Any = self.get_submodule(mixer)
         heads, rotary = attention.kind.heads, attention.kind.rotary
         pick = RowPick(partial(rows_in_halves, heads.dim, rotary.width))
         return replace(plain, pick=pick, part=path.split(".")[1])
@@ -79,9 +82,12 @@ def halves_exchanged(dim: int, stored: Tensor) -> Tensor:
 
 
 class HeadedRows(Block):
-    """A layer whose checkpoint stores queries, keys and values as one tensor, head by head."""
+    """A layer whose checkpoint stores queries, keys and values as one tensor. It has the rows of
+    each key head together: those of its queries, of its key, and of its value."""
 
     names: PartNames
+    headed: str = "query_key_value"
+    """The checkpoint's name for the tensor."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain, mixer = super().weight(path, shape, held), self.names.mixer
@@ -90,11 +96,12 @@ class HeadedRows(Block):
             return plain
         attention: Any = self.get_submodule(mixer)
         heads, part = attention.heads, FUSED["query_key_value"].index(name)
+        sizes = (heads.query // heads.kv * heads.dim, heads.dim, heads.dim)
         return replace(
             plain,
-            name=f"{self.prefix}{mixer}.query_key_value.{leaf}",
-            stored=(3 * heads.query * heads.dim, *held.stored[1:]),
-            pick=RowPick(partial(parts_of, heads.query, (heads.dim,) * 3, (part,))),
+            name=f"{self.prefix}{mixer}.{self.headed}.{leaf}",
+            stored=(heads.kv * sum(sizes), *held.stored[1:]),
+            pick=RowPick(partial(parts_of, heads.kv, sizes, (part,))),
             part=name,
         )
 

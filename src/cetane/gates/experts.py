@@ -42,7 +42,8 @@ LOGITS_AT = {"AfmoeTokenChoiceRouter": 0, "HunYuanMoEV1Gate": 0, "Llama4Router":
 """Which output of a router is its logits, where its name or the place is not the usual one."""
 BY_SIGMOIDS = {
     "AfmoeTokenChoiceRouter", "DeepseekV3TopkRouter", "Dots1TopkRouter", "ExaoneMoeTopkRouter",
-    "Glm4MoeLiteTopkRouter", "Glm4MoeTopkRouter", "Lfm2MoeTopKRouter", "SolarOpenTopkRouter",
+    "Glm4MoeLiteTopkRouter", "Glm4MoeTopkRouter", "Lfm2MoeTopKRouter", "MiniMaxM2TopKRouter",
+    "SolarOpenTopkRouter",
 }  # fmt: skip
 """The routers that compare the sigmoids of logits, perhaps with a correction."""
 CORRECTED = {"Ernie4_5_MoeTopKRouter"}
@@ -68,12 +69,17 @@ def routed_blocks(layers: Sequence[Block]) -> dict[str, RoutedBlock]:
     return {shown_name(block): block for block in layers if isinstance(block, RoutedBlock)}
 
 
-def best(scores: Array, count: int) -> Array:
-    """The `count` channels with the largest `scores (channels, n)` of each token, ascending.
+def ranked(scores: Array, count: int) -> Array:
+    """The `count` channels with the largest `scores (channels, n)` of each token, the best first.
 
     Of equal channels the first is taken, as in a port."""
-    order = np.argsort(-scores, axis=0, kind="stable")[:count]
-    chosen: Array = np.sort(order, axis=0).T
+    order: Array = np.argsort(-scores, axis=0, kind="stable")[:count].T
+    return order
+
+
+def best(scores: Array, count: int) -> Array:
+    """The same channels, ascending."""
+    chosen: Array = np.sort(ranked(scores, count), axis=1)
     return chosen
 
 
@@ -175,7 +181,8 @@ class TakenExperts:
     blocks: Mapping[str, RoutedBlock]
     """The blocks with experts, by the names of what a port shows of them."""
     calls: dict[tuple[str, str], deque[Array]] = field(default_factory=lambda: defaultdict(deque))
-    """By shard and name of what it shows: of each call, experts by token, `(n, chosen)`."""
+    """By shard and name of what it shows: of each call, experts by token, `(n, chosen)`, the best
+    first: a Phi-MoE weighs the first one otherwise than the second."""
 
     @classmethod
     def of(cls, planner: Planner) -> "TakenExperts":
@@ -184,15 +191,16 @@ class TakenExperts:
     def note(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
         """Note what a call shows: an engine's `Watch`."""
         if name in self.blocks:
-            experts = best(columns(value)[:, :tokens], self.blocks[name].chosen)
+            experts = ranked(columns(value)[:, :tokens], self.blocks[name].chosen)
             self.calls[step.shard, name].append(experts)
 
-    def ones(self, shard: str, name: str, like: Tensor) -> Tensor:
-        """What the next call compares in order to take the noted experts: 1 for these, else 0. It
-        has the shape of `like`, of E channels."""
+    def ranks(self, shard: str, name: str, like: Tensor) -> Tensor:
+        """What the next call compares in order to take the noted experts: their number for the
+        best, one less for the next, 0 for all others. It has the shape of `like`, of E channels."""
         experts = torch.from_numpy(self.calls[shard, name].popleft())
         taken = torch.zeros(like.shape[1], like.numel() // like.shape[1], dtype=like.dtype)
-        taken[experts, torch.arange(len(experts))[:, None]] = 1
+        falling = torch.arange(experts.shape[1], 0, -1, dtype=like.dtype)
+        taken[experts, torch.arange(len(experts))[:, None]] = falling
         return taken.reshape(like.shape)
 
 

@@ -256,7 +256,8 @@ class ArithmeticBackend(PortableBackend):
         if self.taken is None or not self.taken.blocks:
             return super().open_in(shard, precision)
         others = {
-            followed_name(name): partial(self.taken.ones, shard, name) for name in self.taken.blocks
+            followed_name(name): partial(self.taken.ranks, shard, name)
+            for name in self.taken.blocks
         }
         return FollowingProgram(self.load(shard), precision, others)
 

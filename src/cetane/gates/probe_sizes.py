@@ -24,7 +24,7 @@ def filled(planner: Planner, plan: Plan, reference: Reference) -> int:
     """The number of tokens with which the text probe fills caches: all that time and memory allow.
 
     It reaches the model's largest window, if memory allows, whatever the plan says of windows."""
-    heads = reference.model.config.num_attention_heads
+    heads = getattr(reference.model.config, "num_attention_heads", 1)  # Mamba-2 alone has none
     by_time = affordable(planner, plan)
     sizes = TEXT_BYTES, MOST_TEXT_BYTES
     by_memory, most = (math.isqrt(size // (SCORE_BYTES * heads)) for size in sizes)

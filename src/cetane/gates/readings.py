@@ -268,6 +268,8 @@ def bounding(values: Iterable[float]) -> list[float]:
 ROTARY_NAMES = ("rotary_embs", "rotary_emb", "pos_emb")
 """The names under which transformers' models keep their rotary tables. Whoever has the first, a
 list of one for each base, does not use the second."""
+SINES_FIRST = {"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"}
+"""The modules that give sines before cosines."""
 
 
 def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
@@ -303,6 +305,8 @@ def tables_of(
     for kind in kinds:
         made = rotary(torch.zeros(1), positions[None], **kind)
         cos, sin = (made.real, made.imag) if isinstance(made, torch.Tensor) else made
+        if type(rotary).__name__ in SINES_FIRST:
+            cos, sin = sin, cos
         halves = torch.stack([cos[0], sin[0]])
         yield halves.numpy()
         yield torch.cat([halves, halves], -1).numpy()  # some models keep one angle of each pair

@@ -27,6 +27,7 @@ from tests.families.matrix_models import (
     build_bamba,
     build_falcon,
     build_hybrid,
+    build_mamba2,
     build_nemotron,
     build_olmo_hybrid,
 )
@@ -88,8 +89,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "glm4": lambda: build_model("glm4", num_hidden_layers=3),
     "cohere": lambda: build_layer_normed("cohere", num_hidden_layers=3, use_qk_norm=True),
     "cohere2": lambda: build_layer_normed("cohere2", num_hidden_layers=4, sliding_window=32),
+    "falcon": lambda: build_layer_normed("falcon", num_hidden_layers=3),
     "gpt_neox": lambda: build_layer_normed("gpt_neox", num_hidden_layers=3),
     "gpt2": lambda: build_model("gpt2", num_hidden_layers=3),
+    "gpt_bigcode": lambda: build_model("gpt_bigcode", num_hidden_layers=3),
     "gpt_neo": lambda: build_model(
         "gpt_neo",
         num_hidden_layers=3,
@@ -97,6 +100,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         window_size=32,
     ),
     "opt": lambda: build_model("opt", num_hidden_layers=3, ffn_dim=80),
+    "gptj": lambda: build_model("gptj", num_hidden_layers=3, rotary_dim=8),
+    "codegen": lambda: build_model("codegen", num_hidden_layers=3, rotary_dim=8),
     "jais2": lambda: build_layer_normed("jais2", num_hidden_layers=3),
     "persimmon": lambda: build_layer_normed("persimmon", num_hidden_layers=3),
     "nemotron": lambda: build_layer_normed("nemotron", num_hidden_layers=3),
@@ -153,9 +158,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "granitemoehybrid": lambda: build_hybrid("mixture", logits_scaling=1.0),
     "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
     "bamba": build_bamba,
+    "mamba2": lambda: build_mamba2(num_hidden_layers=3),
     "nemotron_h": lambda: build_nemotron("mixture"),
     "olmo_hybrid": build_olmo_hybrid,
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
+    "phimoe": lambda: build_mixture(
+        "phimoe", num_hidden_layers=3, num_local_experts=5, lm_head_bias=True
+    ),
+    "minimax_m2": lambda: three_mixture_layers("minimax_m2"),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",
         num_hidden_layers=3,
