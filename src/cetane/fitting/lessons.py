@@ -29,7 +29,7 @@ WIDER = 4
 in 10 s."""
 LEAST, MOST = 256, 4096
 """The least and the most sequences. Fewer would be learnt by heart. No run on two cores has time to
-read more than half of a million tokens, and a GPU reads a million several times in minutes."""
+read more than half of a million tokens. A GPU reads a million several times in minutes."""
 SEED = 2
 """The seed of the first batch; each next batch adds one. Rounding's text has another seed."""
 PIECE, LOGITS = 1024, 1 << 28
