@@ -17,7 +17,7 @@ SESSIONS = 4
 MARKS = 8
 """Marks that a session keeps. For some cache contracts each holds a copy of the caches."""
 
-Rows = Callable[[int, Array], None]
+LogitsWatch = Callable[[int, Array], None]
 """Called with the position of a call's first token, and the call's logits `(n, V)`."""
 
 
@@ -110,7 +110,7 @@ class Prefixes:
     def feed(
         self,
         tokens: Sequence[int],
-        rows: Rows | None = None,
+        rows: LogitsWatch | None = None,
         start: int = 0,
         check: Callable[[], None] = lambda: None,
         adapter: str | None = None,

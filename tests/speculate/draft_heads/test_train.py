@@ -36,7 +36,7 @@ def trained(
     kind: str, windows: int, batch: int, epochs: int = EPOCHS, minutes: float = 9.0
 ) -> Tensors:
     """The weights of a head that all processes trained. `seen` are the windows that this process
-    has learnt from, and `steps` is their number of steps."""
+    has learnt from, and `steps` is the number of steps."""
     data, embedding = counting(windows)
     watched = Watched(**vars(data))
     head = untrained(kind, embedding)
