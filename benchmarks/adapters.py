@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -30,7 +31,7 @@ from cetane.schema.recipe import load_recipe
 from common import WORK, agreement, arguments, bundle_of, report, standard_library_text
 
 WINDOW, BATCH = 64, 1
-ADAPTERS = {
+ADAPTERS: dict[str, dict[str, Any]] = {
     "english": {"r": 8, "lora_alpha": 16, "use_rslora": True, "target_modules": "all-linear"},
     "python": {"r": 8, "lora_alpha": 16, "use_dora": True,
                "target_modules": ["q_proj", "v_proj", "down_proj"]},
@@ -57,7 +58,7 @@ def main() -> None:
     recipe = override(load_recipe("fp16"), changes)
     plain = bundle_of(base, override(recipe, {"name": "adapters-none"}))
     bundle = bundle_of(checkpoint, recipe)
-    result = {
+    result: dict[str, dict[str, Any]] = {
         "tokens": tokens_equal(bundle, checkpoint, options.prompts, options.tokens),
         "bytes": stored(plain, bundle),
         "another_base": judged_on_another_base(base, folders),
@@ -96,7 +97,8 @@ def tokens_equal(
     """The share of greedy tokens that the merged model chooses too, for the worst prompt; and how
     many tokens an adapter changes."""
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
-    shares, answers = {}, {}
+    shares: dict[str, float] = {}
+    answers: dict[str | None, list[list[int]]] = {}
     for adapter in (None, *bundle.plan.adapters):
         truth, worst = reference_of(checkpoint, adapter), 1.0
         for prompt in chat_prompts(bundle.tokenizer, prompts):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def write_package(path: Path) -> None:
     @mb.program(
         input_specs=[mb.TensorSpec((1, WIDTH, 1, 1), types.fp16)], opset_version=ct.target.iOS18
     )
-    def program(x):
+    def program(x: Any) -> Any:
         for _ in range(CONVOLUTIONS):
             weight = mb.constexpr_blockwise_shift_scale(
                 data=random.integers(-127, 128, shape, np.int8),

@@ -24,6 +24,7 @@ from cetane.gates.quality import read_tokens
 from cetane.pipeline.draft_head import embedding_of
 from cetane.pipeline.draft_head_text import whole_windows
 from cetane.pipeline.origin import checkpoint_of
+from cetane.schema.draft_head import DraftHeadKind
 from cetane.speculate.draft_heads.acceptance import acceptance
 from cetane.speculate.draft_heads.modules import TAPS, DraftHeadConfig, Eagle3, apply_rotary
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train
@@ -113,7 +114,7 @@ def main() -> None:
     learned, held = split(collect(engine, ids, options.window, silent, folder))
     embedding, rows = embedding_of(bundle), []
     for kind in options.kinds:
-        known = "eagle3" if kind == "block" else kind
+        known: DraftHeadKind = "eagle3" if kind == "block" else kind
         head = new_draft_head(known, bundle, checkpoint, learned, 8192, options.steps)
         if kind == "block":
             torch.manual_seed(0)

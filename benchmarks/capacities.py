@@ -1,8 +1,8 @@
 """A bundle with several capacities beside one with the context alone.
 
 They have the same weights, and run in one process, in turns: a noisy machine disturbs both.
-Reported are the time to lower every number of capacities, decoding after `--position` tokens, the
-greedy tokens of both across every crossing, and predicted steps on chips.
+It reports the time to lower every number of capacities, and decoding after `--position` tokens. It
+also compares the greedy tokens of both across every crossing, and predicts steps on chips.
 docs/explanation/capacities.md has the tables.
 
     python benchmarks/capacities.py MODEL [--capacities 512 2048] [--context 8192]

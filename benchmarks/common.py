@@ -13,6 +13,8 @@ from rich.table import Table
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
+from cetane.engine.backend import Array
+from cetane.engine.session import Session
 from cetane.gates.reference import Reference, would_choose
 from cetane.lab.workload import write_documentation
 from cetane.pipeline.build import build
@@ -40,6 +42,13 @@ def bundle_of(checkpoint: Checkpoint, recipe: Recipe) -> Bundle:
     return build(checkpoint, recipe, WORK / recipe.name, progress)
 
 
+def all_logits(session: Session, tokens: Sequence[int]) -> Array:
+    """The logits of all tokens that a session is fed, fp32 `(len(tokens), V)`."""
+    logits = session.feed(tokens, "all")
+    assert logits is not None
+    return logits
+
+
 def agreement(reference: Reference, prompt: Sequence[int], answer: Sequence[int]) -> float:
     """The share of an answer's tokens that the reference chooses too."""
     logits = reference.run([[*prompt, *answer]])[0].logits
@@ -56,9 +65,15 @@ def standard_library_text() -> Path:
 
 
 def put_lines(page: Path, name: str, lines: Iterable[str]) -> None:
-    """Replace what is between `<!-- name -->` and `<!-- end of name -->` on a page."""
+    """Replace what is between `<!-- name -->` and `<!-- end of name -->` on a page.
+
+    Ends the process if the page does not have each mark once.
+    """
     start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(start)
+    text = page.read_text(encoding="utf-8")
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise SystemExit(f"{page}: needs {start} and {end} once each")
+    before, _, rest = text.partition(start)
     _, _, after = rest.partition(end)
     content = "\n".join([start, "", *lines, "", end])
     page.write_text(f"{before}{content}{after}", encoding="utf-8")

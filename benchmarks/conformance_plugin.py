@@ -207,7 +207,9 @@ def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the reason to the report, in one line, for the process that records it."""
     report = yield
     reason = ""

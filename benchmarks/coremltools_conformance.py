@@ -28,6 +28,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 from typing import BinaryIO
 
 from pytest import ExitCode
@@ -108,7 +109,7 @@ class Suite:
         self.results = folder / f"{name.removesuffix('.py').replace('/', '-')}.jsonl"
         self.options = options
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.stopped = False
+        self.stopped = Event()
 
     def run(self, deadline: float) -> None:
         """Until every test that is drawn has a result, or the time is over."""
@@ -123,7 +124,7 @@ class Suite:
                 ).not_done:
                     self._print_progress()
             finally:
-                self.stopped = True
+                self.stopped.set()
                 for process in self.processes.values():
                     process.kill()
         for share in shares:
@@ -135,7 +136,7 @@ class Suite:
         running, log, scratch = (
             self.results.with_suffix(f".{share}.{what}") for what in ("running", "log", "scratch")
         )
-        while not self.stopped:
+        while not self.stopped.is_set():
             running.unlink(missing_ok=True)
             scratch.mkdir(exist_ok=True)
             with log.open("wb") as output:
@@ -144,7 +145,7 @@ class Suite:
             shutil.rmtree(scratch)
             lost = running.read_text() if running.exists() else ""
             match code:
-                case _ if self.stopped:
+                case _ if self.stopped.is_set():
                     return
                 case ExitCode.INTERRUPTED if not lost:
                     continue  # it has grown large

@@ -67,8 +67,8 @@ def experts(
         yield f"{name}_blocks", blocks.to(torch.uint8)
         yield f"{name}_scales", torch.full((count, second, first // 32), 119, dtype=torch.uint8)
         return
-    prefix, parts = name.rpartition(".")[0], ("gate_proj", "up_proj")
-    parts = parts if "gate_up" in name else ("down_proj",)
+    prefix = name.rpartition(".")[0]
+    parts = ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
     for number in range(count):
         for part in parts:
             values = torch.randn(first // len(parts), second, generator=draw) * second**-0.5

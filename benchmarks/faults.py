@@ -73,8 +73,7 @@ class Faults:
 
     def __init__(self, names: Sequence[str], root: Path, model: Path, bundle: Path) -> None:
         self.root, self.bundle = root, bundle
-        options = {"verify": 4, "prefill": None, "layout": {"kind": "per-block"}, "context": 64}
-        recipe = tiny_recipe(**options)
+        recipe = tiny_recipe(verify=4, prefill=None, context=64, layout={"kind": "per-block"})
         known = jobs(model, recipe, root / "source")
         if "add-head" in names:
             prepare(root / "source", bundle)

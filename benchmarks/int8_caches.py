@@ -28,7 +28,7 @@ from cetane.perf.predict import Predictor
 from cetane.planner import Planner
 from cetane.schema.changes import override
 from cetane.schema.recipe import Recipe, load_recipe
-from common import arguments, bundle_of, report, standard_library_text
+from common import all_logits, arguments, bundle_of, report, standard_library_text
 
 CHIPS = ("a19-pro", "m4-max")
 FORMATS = ("fp16", "int8")
@@ -59,8 +59,8 @@ def log_shares(
         session.feed(ids[:before], "none")
     pieces = []
     for start in range(before, len(ids), PIECE):
-        rows = session.feed(ids[start : start + PIECE], "all")
-        pieces.append(log_softmax(np.asarray(rows, np.float32)).astype(np.float32))
+        rows = all_logits(session, ids[start : start + PIECE])
+        pieces.append(log_softmax(rows).astype(np.float32))
     return pieces
 
 

@@ -23,7 +23,7 @@ from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import chat_prompts
 from cetane.schema.recipe import parse_recipe
-from common import arguments, bundle_of, report
+from common import all_logits, arguments, bundle_of, report
 
 EVERY, WARM_UP = 100, 200
 PREFILL = 64
@@ -117,9 +117,7 @@ def prefill_agreement(engine: Engine, prompt: list[int], tokens: list[int]) -> f
     text = [*prompt, *tokens[:-1]]
     chosen: list[int] = []
     for start in range(0, len(text), PREFILL):
-        logits = session.feed(text[start : start + PREFILL], "all")
-        assert logits is not None
-        chosen += logits.argmax(-1).tolist()
+        chosen += all_logits(session, text[start : start + PREFILL]).argmax(-1).tolist()
     return float(np.mean(np.equal(chosen[len(prompt) - 1 :], tokens)))
 
 

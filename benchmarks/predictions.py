@@ -5,7 +5,6 @@ against other measurements, files with the columns of those in src/cetane/data/e
 """
 
 import argparse
-import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from math import prod
@@ -27,8 +26,8 @@ from cetane.perf.predict import Predictor, rates_of
 from cetane.perf.shapes import Decoder, load_decoders
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, parse_recipe
+from common import put_lines
 
-PAGES = Path("docs/explanation/cost-model.md"), Path("docs/reference/predictions.md")
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))
 WORST = 16
 """The number of steps and parts in the table of the worst predictions."""
@@ -122,7 +121,7 @@ def zaya() -> str:
     shapes, predictor = Shapes("zaya1-8b"), Predictor(find_chip("m4-max"))
     rows = []
     for name in ("zaya-int8", "zaya-int4", "zaya-routed"):
-        planner = Planner(shapes, load_recipe(name))  # type: ignore[arg-type]
+        planner = Planner(shapes, load_recipe(name))
         for mode, tokens in planner.recipe.tokens.by_mode().items():
             found = predictor.predict(planner, mode)
             spans = f"{found.low:.0f} to {found.high:.0f}"
@@ -143,7 +142,7 @@ def verifier() -> str:
         for width in (2, 4, 8):
             content = load_recipe(name).model_dump()
             content["tokens"]["verify"] = width
-            planner = Planner(shapes, parse_recipe(content, name))  # type: ignore[arg-type]
+            planner = Planner(shapes, parse_recipe(content, name))
             t1, tk = (predictor.predict(planner, mode).ms for mode in ("decode", "verify"))
             spec = DraftingTimes(t1, tk, width)
             share, chance = spec.break_even_share(), spec.break_even_chance()
@@ -197,7 +196,7 @@ def speculation() -> str:
             content["compression"] = {"default": weights}
             content["cache"]["context"] = 2048
             content["tokens"]["verify"] = width
-            planner = Planner(shapes, parse_recipe(content, model))  # type: ignore[arg-type]
+            planner = Planner(shapes, parse_recipe(content, model))
             t1, tk = (predictor.predict(planner, mode).ms for mode in ("decode", "verify"))
             spec = DraftingTimes(t1, tk, width)
             share = spec.break_even_share()
@@ -259,7 +258,7 @@ def notch() -> str:
     shapes: dict[str, list[tuple[int, ...]]] = {
         name: list(matrices(model)) for name, model in load_decoders().items() if not model.experts
     }
-    planner = Planner(Shapes("zaya1-8b"), load_recipe("zaya-int8"))  # type: ignore[arg-type]
+    planner = Planner(Shapes("zaya1-8b"), load_recipe("zaya-int8"))
     dense = [w.shape for b in (*planner.model.layers, *planner.heads) for _, w in b.weights()
              if w.kind]  # fmt: skip
     shapes["ZAYA1-8B, dense, 3 head slices"] = list(dense)
@@ -278,23 +277,22 @@ def notch() -> str:
 
 
 PUBLISHED = {
-    "experiment 32, as stated": (130, 475, 4),
-    "experiment 32, measured call": (130.5, 524, 4),
-    "experiment 34": (112, 499, 4),
-    "experiment 35": (109, 483, 4),
-    "Phi-4-mini, flexible shapes": (56.2, 78, 4),
-    "Gemma 4 E2B, A19 Pro (row 86; 3 columns, drafting 11 ms)": (31.0, 31.5, 3, 11),
+    "experiment 32, as stated": DraftingTimes(130, 475, 4),
+    "experiment 32, measured call": DraftingTimes(130.5, 524, 4),
+    "experiment 34": DraftingTimes(112, 499, 4),
+    "experiment 35": DraftingTimes(109, 483, 4),
+    "Phi-4-mini, flexible shapes": DraftingTimes(56.2, 78, 4),
+    "Gemma 4 E2B, A19 Pro (row 86; 3 columns, drafting 11 ms)": DraftingTimes(31.0, 31.5, 3, 11),
 }
 
 
 def breakeven() -> str:
     rows = []
-    for name, case in PUBLISHED.items():
-        spec = DraftingTimes(*case)
-        share = spec.break_even_share()
-        rows.append([name, case[0], case[1], spec.width, f"{spec.slowdown:.2f}",
+    for name, spec in PUBLISHED.items():
+        share, formula = spec.break_even_share(), per_slot_formula(spec.t1, spec.tv, spec.width)
+        rows.append([name, spec.t1, spec.tv, spec.width, f"{spec.slowdown:.2f}",
                      "never" if share is None else f"{share:.2f}",
-                     f"{per_slot_formula(*case[:3]):.2f}", f"{spec.ceiling:.2f}"])  # fmt: skip
+                     f"{formula:.2f}", f"{spec.ceiling:.2f}"])  # fmt: skip
     columns = ["case", "t1 ms", "tK ms", "K", "(tK + draft)/t1", "pays from",
                "1 - t1/(tK/K)", "speed-up if all are right"]  # fmt: skip
     return markdown(columns, rows)
@@ -305,32 +303,27 @@ def chips() -> str:
     for chip in load_chips().values():
         cells = []
         for name in ("stream", "compute", "program_bytes"):
-            figure = chip.figure(name)  # type: ignore[arg-type]
+            figure = chip.figure(name)
             cells.append(f"{figure.value:g}" + (f" (of {figure.of})" if figure.of else ""))
         rows.append([f"`{chip.id}`", *cells, "yes" if chip.devices else "no"])
     columns = ["chip", "stream GB/s", "fp16 peak TFLOP/s", "program bytes", "has measurements"]
     return markdown(columns, rows)
 
 
-SECTIONS: dict[str, Callable[[], str]] = {
-    one.__name__: one
-    for one in (rates, errors, worst, skipped, others, zaya, verifier, speculation, gemma, notch,
-                breakeven, chips)
+SECTIONS: dict[Path, tuple[Callable[[], str], ...]] = {
+    Path("docs/explanation/cost-model.md"): (rates, chips, notch, breakeven),
+    Path("docs/reference/predictions.md"): (
+        errors, worst, skipped, others, zaya, verifier, speculation, gemma,
+    ),
 }  # fmt: skip
+"""The functions that make the tables of each page. A table's mark has its function's name."""
 
 
 def renew() -> None:
-    """Renew the tables between the marks of the pages."""
-    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
-    for name, make in SECTIONS.items():
-        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        marked = [page for page, text in texts.items() for _ in mark.findall(text)]
-        if len(marked) != 1:
-            raise SystemExit(f"{len(marked)} marks of {name}")
-        table, page = make(), marked[0]
-        texts[page] = mark.sub(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", texts[page])
-    for page, text in texts.items():
-        page.write_text(text, encoding="utf-8")
+    """Renew the tables of the pages."""
+    for page, sections in SECTIONS.items():
+        for section in sections:
+            put_lines(page, section.__name__, section().splitlines())
 
 
 def unseen(paths: list[Path]) -> None:
@@ -358,8 +351,9 @@ def main() -> None:
     elif options.write:
         renew()
     else:
-        for name, make in SECTIONS.items():
-            print(f"\n## {name}\n\n{make()}")
+        for sections in SECTIONS.values():
+            for section in sections:
+                print(f"\n## {section.__name__}\n\n{section()}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import ConsoleMessage, Page, Request, sync_playwright
 
 WIDTHS = {"phone": 390, "desktop": 1280}
 SCHEMES = ("light", "dark")
@@ -18,10 +18,18 @@ SCHEMES = ("light", "dark")
 
 def check(page: Page, url: str, complaints: list[str]) -> None:
     """Open the page, and note what it should not do."""
-    page.on("console", lambda m: m.type in ("error", "warning") and complaints.append(m.text))
+
+    def note_message(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(message.text)
+
+    def note_request(request: Request) -> None:
+        if request.url != url and not request.url.startswith("data:"):
+            complaints.append(f"request: {request.url}")
+
+    page.on("console", note_message)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda r: r.url != url and not r.url.startswith("data:")
-            and complaints.append(f"request: {r.url}"))  # fmt: skip
+    page.on("request", note_request)
     page.goto(url)
     page.evaluate("document.fonts.ready")
     wide = page.evaluate("document.documentElement.scrollWidth")

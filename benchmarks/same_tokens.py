@@ -2,6 +2,7 @@
 
 import sys
 import time
+from typing import Any
 
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.generate import generate
@@ -25,7 +26,8 @@ def main() -> None:
     options = parser.parse_args()
     checkpoint = open_checkpoint(options.model)
     reference = Reference(checkpoint)
-    rows, result = [], {}
+    rows: list[list[Any]] = []
+    result: dict[str, Any] = {}
     for layout, contract in VARIANTS:
         name = f"{layout}-{contract}"
         content = {"name": name, "layout": {"kind": layout}, "cache": {"contract": contract},

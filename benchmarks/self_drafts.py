@@ -38,8 +38,8 @@ COLUMNS = ["prompt", "drafter", "tokens/s", "ratio", "verifying calls", "tokens 
 def answer(
     session: Session, ids: list[int], logits: Array, new: int, speculator: Speculator | None
 ) -> tuple[list[int], float]:
-    """The greedy tokens after a prompt that the session holds, and the CPU seconds after the first,
-    with those in which a drafter reads the prompt."""
+    """The greedy tokens after a prompt that the session holds, and their CPU seconds after the
+    first. These count the reading of the prompt by a drafter."""
     reading = time.process_time()
     if speculator is not None:
         speculator.begin(session, ids)

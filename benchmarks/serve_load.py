@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from openai.types.chat import ChatCompletionMessageParam
 
 from cetane.bundle import Bundle
 from cetane.engine.generate import extend
@@ -39,7 +40,7 @@ WORDS = ("fuel", "engine", "valve", "piston", "spark", "diesel", "rating", "numb
 QUESTIONS = 12
 
 
-def question(number: int, words: int = 20) -> list[dict[str, str]]:
+def question(number: int, words: int = 20) -> list[ChatCompletionMessageParam]:
     chosen = random.Random(number).choices(WORDS, k=words)
     return [{"role": "user", "content": " ".join(["Explain:", *chosen])}]
 
@@ -118,7 +119,7 @@ def alone(client: openai.OpenAI, bundle: Bundle, rounds: int, tokens: int) -> An
         started, count, first = 0.0, 0, True
         chunks = client.chat.completions.create(
             model=bundle.path.resolve().name, messages=question(1), max_tokens=tokens, seed=number,
-            stream=True, logit_bias={str(i): -100.0 for i in bundle.tokenizer.eos_ids},
+            stream=True, logit_bias={str(i): -100 for i in bundle.tokenizer.eos_ids},
             temperature=0, stream_options={"include_usage": True},
         )  # fmt: skip
         for chunk in chunks:
@@ -141,7 +142,9 @@ def alone(client: openai.OpenAI, bundle: Bundle, rounds: int, tokens: int) -> An
     }  # fmt: skip
 
 
-def first_token(client: openai.OpenAI, name: str, messages: list[dict[str, str]]) -> float:
+def first_token(
+    client: openai.OpenAI, name: str, messages: list[ChatCompletionMessageParam]
+) -> float:
     started = time.perf_counter()
     client.chat.completions.create(
         model=name, messages=messages, max_tokens=1, seed=1, temperature=0
@@ -154,7 +157,10 @@ def prefix(client: openai.OpenAI, name: str, rounds: int) -> Any:
     new, again, longer, short = [], [], [], []
     for number in range(rounds):
         text = question(1000 + number, 200)
-        ending = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Why?"}]
+        ending: list[ChatCompletionMessageParam] = [
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": "Why?"},
+        ]
         new.append(first_token(client, name, text))
         again.append(first_token(client, name, text))
         longer.append(first_token(client, name, [*text, *ending]))

@@ -89,8 +89,8 @@ def check(bundle: Bundle, arithmetic: Arithmetic, count: int, length: int) -> di
         prompt = asked(bundle.tokenizer, text)[-room:]
         plain = list(generate(engine.session(), prompt, Sampler(), length))
         vocab = engine.plan.vocab
-        known = [Known(plain, every, vocab) for every in (0, 1, 3)]
-        alone: list[list[Drafter]] = [[Ngram()], [suffix], *([one] for one in known)]
+        known: list[Drafter] = [Known(plain, every, vocab) for every in (0, 1, 3)]
+        alone: list[list[Drafter]] = [[drafter] for drafter in (Ngram(), suffix, *known)]
         for turn, drafters in enumerate([*alone, known[1:], [*known, suffix]]):
             speculator = Speculator(drafters, 1 + (index + turn) % (widest - 1))
             found = list(generate(engine.session(), prompt, Sampler(), length, (), speculator))

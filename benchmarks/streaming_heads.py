@@ -17,7 +17,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from cetane.gates.reference import Reference
 from cetane.gates.streaming import StreamingAttention, attending
 from cetane.pipeline.heads import FIRST, SCORED, TAUGHT, TEXTS, cache_sizes, haystack, score
 from cetane.pipeline.request import Request, make_request
-from cetane.schema.streaming import HeadScores, Streaming
+from cetane.schema.streaming import HeadScores, ScoreMethod, Streaming
 from common import arguments, report
 
 ALL = SeenByHeads({}, 0, 1)
@@ -102,8 +102,8 @@ def chosen(options: Namespace, request: Request, model: Any) -> dict[str, tuple[
 
 
 def scored(
-    path: Path, method: str, steps: int | None, request: Request, model: Any,
-    layers: Mapping[int, int],
+    path: Path, method: ScoreMethod | Literal["chance"], steps: int | None, request: Request,
+    model: Any, layers: Mapping[int, int],
 ) -> HeadScores:  # fmt: skip
     """Scores by a method, from their file if it is there."""
     if path.exists():

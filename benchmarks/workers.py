@@ -220,7 +220,8 @@ def store(options: argparse.Namespace) -> None:
     shared, trees = fresh("shared"), [Path(__file__).parents[1] / "src", fresh("checkout") / "src"]
     for part in ("src", "recipes", "experiments"):
         shutil.copytree(trees[0].parent / part, trees[1].parent / part)
-    rows, bundles = [], []
+    rows: list[list[Any]] = []
+    bundles = []
     for number, tree in enumerate(trees):
         bundle, cache = fresh(f"bundle-{number}"), fresh(f"cache-{number}")
         arguments = ["build", options.model, "-r", options.recipe, "-o", str(bundle)]

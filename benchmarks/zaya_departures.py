@@ -20,7 +20,7 @@ from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Observed, Reference
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, parse_recipe
-from common import arguments, report, standard_library_text
+from common import all_logits, arguments, report, standard_library_text
 
 CONTEXT = 512
 PUBLISHED = ("zaya-exp29-probe", "zaya-exp30", "zaya-exp31")
@@ -46,7 +46,8 @@ def main() -> None:
     last = f"model.layers.{reference.model.config.num_hidden_layers - 1}", 0
     truths = [reference.run([window], [last])[0] for window in windows]
     truth = perplexity([t.logits for t in truths], windows)
-    rows, result = [], {"reference_perplexity": truth}
+    rows: list[list[Any]] = []
+    result: dict[str, Any] = {"reference_perplexity": truth}
     for name, departures in variants().items():
         engine = port(checkpoint, departures)
         found = measure(engine, windows, truths)
@@ -73,7 +74,7 @@ def port(checkpoint: Checkpoint, departures: list[str]) -> Engine:
 
 def measure(engine: Engine, windows: list[list[int]], truths: list[Observed]) -> dict[str, Any]:
     """Agreement with the truth over all windows."""
-    logits = [engine.session().feed(window, "all") for window in windows]
+    logits = [all_logits(engine.session(), window) for window in windows]
     ours = np.concatenate(logits)
     theirs = np.concatenate([t.logits for t in truths])
     return {

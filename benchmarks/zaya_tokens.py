@@ -17,7 +17,7 @@ from cetane.engine.sampling import Sampler
 from cetane.gates.golden import golden
 from cetane.gates.reference import Reference, would_choose
 from cetane.schema.recipe import Recipe, load_recipe
-from common import agreement, arguments, bundle_of, report
+from common import agreement, all_logits, arguments, bundle_of, report
 
 PROMPTS = ("def __init__(self", "import os\n", "class Parser:\n    ", "    for name in ")
 
@@ -38,7 +38,8 @@ def main() -> None:
     options = parser.parse_args()
     checkpoint = open_checkpoint(options.model)
     reference = Reference(checkpoint)
-    rows, result = [], {}
+    rows: list[list[Any]] = []
+    result: dict[str, Any] = {}
     for kind, recipe in recipes().items():
         bundle = bundle_of(checkpoint, recipe)
         gate = golden(bundle, checkpoint, lambda *_: None, prompts=0)
@@ -50,8 +51,7 @@ def main() -> None:
             ids = bundle.tokenizer.encode(prompt)
             tokens = list(generate(engine.session(["decode"]), ids, Sampler(), options.tokens))
             found["decode"].append(agreement(reference, ids, tokens))
-            logits = engine.session(["verify", "decode"]).feed([*ids, *tokens], "all")
-            assert logits is not None
+            logits = all_logits(engine.session(["verify", "decode"]), [*ids, *tokens])
             found["verify"].append(float(would_choose(logits, ids, tokens).mean()))
         found["seconds"] = time.perf_counter() - started
         result[kind] = found

@@ -37,7 +37,8 @@ def pages() -> dict[str, str]:
     contents: dict[str, dict[str, Any]] = {
         "commands.md": {"commands": list(commands(typer.main.get_command(app), "cetane"))},
         "recipe.md": {"tables": [*tables(Recipe), *family_tables()]},
-        "api.md": {"names": sorted(cetane.__all__, key=str.swapcase)},  # functions, then classes
+        # swapcase puts functions before classes
+        "api.md": {"names": sorted(vars(cetane)["__all__"], key=str.swapcase)},
     }
     return {
         name: templates.get_template(f"{name}.j2").render(content)

@@ -247,7 +247,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "decay": decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 mean = self.state[p].setdefault("mean", torch.zeros_like(p))
@@ -416,7 +416,9 @@ def prove(model: ZayaForCausalLM, folder: Path, ids: list[int]) -> None:
         session, new = engine.session(), checkpoint.tokenizer.encode(prompt)
         written = list(new)
         for _ in range(48):
-            new = [int(session.feed(new).argmax())]
+            row = session.feed(new)
+            assert row is not None
+            new = [int(row.argmax())]
             written += new
         print("-" * 40, checkpoint.tokenizer.decode(written), sep="\n")
 

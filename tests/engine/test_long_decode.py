@@ -83,8 +83,8 @@ def test_memory_does_not_grow(engine: Engine, steps: int) -> None:
     for count in (WARM_UP, half, half):
         assert len(list(islice(tokens, count))) == count
         sizes.append(resident())
-    # To keep what the host makes for a call, a mask of 8 kB among it, would take 2.5 MB and more in
-    # each half. What earlier tests left behind may be touched once, but not in both.
+    # To keep what the host makes for a call would take 2.5 MB and more in each half: a mask has 8
+    # kB. What earlier tests left behind may be touched once, but not in both.
     assert min(after - before for before, after in pairwise(sizes)) < 1e6
 
 

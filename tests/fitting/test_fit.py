@@ -24,6 +24,7 @@ from cetane.fitting import fit as module
 from cetane.fitting import human_text
 from cetane.fitting import lessons as lessons_module
 from cetane.fitting.human_text import windows_of
+from cetane.fitting.own_text import TextWriter
 from cetane.fitting.tune import Tuner
 from cetane.gates.port import packaged
 from cetane.gates.reference import Reference
@@ -254,7 +255,7 @@ def test_the_text_is_read_once_for_all_formats(
     fitted: Fixed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "importance", None)
-    monkeypatch.setattr(module, "write_text", None)
+    monkeypatch.setattr(TextWriter, "write", None)
     other = recipe(method="gptq", default="palette4-kmeans-group8")
     costs, before = (
         resolve_recipe(fitted.checkpoint, made).compression.fitted.read().harms  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save
 
 from cetane.files import silent
 from cetane.fitting import lessons as module
+from cetane.fitting.own_text import TextWriter
 from cetane.fitting.teacher import Answers
 
 READ = torch.arange(100, 136).reshape(3, 12)
@@ -20,7 +21,7 @@ GIVEN = [[5, 6, 8]]
 
 
 def lessons(model: Any, place: Path, seconds: float) -> Answers:
-    return module.lessons(model, 7, 12, GIVEN, READ, place, seconds, silent)
+    return module.lessons(TextWriter(model, 7, 12, GIVEN, silent), READ, place, seconds)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_what_is_kept_is_not_written_again(
     assert len({tuple(row.tolist()) for row in more.tokens}) == module.MOST
     begun = [row[:4].tolist() == [7, *GIVEN[0]] for row in more.tokens]
     assert sum(begun) == module.MOST // 4, "the third of every three goes on with an opening"
-    monkeypatch.setattr(module, "write_text", None)
+    monkeypatch.setattr(TextWriter, "write", None)
     again = lessons(model, tmp_path / "text", 60.0)
     torch.testing.assert_close(again.tokens, more.tokens)
     torch.testing.assert_close(again.logs, more.logs)
@@ -63,13 +64,13 @@ def test_a_gpu_writes_more_side_by_side(
     """In one batch; "meta" stands for a GPU, whose text is given here."""
     model, asked = tiny_model("llama"), []
 
-    def write_text(_: Any, start: int, sequences: int, length: int, *rest: Any) -> torch.Tensor:
+    def write(writer: TextWriter, sequences: int, *_: Any) -> torch.Tensor:
         asked.append(sequences)
-        return torch.full((sequences, length), start)
+        return torch.full((sequences, writer.length), writer.start)
 
     monkeypatch.setattr(type(model), "device", torch.device("meta"))
     monkeypatch.setattr(module, "narrowed", lambda _: nullcontext())
-    monkeypatch.setattr(module, "write_text", write_text)
+    monkeypatch.setattr(TextWriter, "write", write)
     monkeypatch.setattr(
         module, "ask", lambda _, text, *rest: Answers(text, text.int(), text.half())
     )

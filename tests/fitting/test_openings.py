@@ -27,7 +27,9 @@ def judged_prompts() -> set[str]:
     smoke = tomllib.loads(shipped_text("data/prompts/smoke.toml"))["prompt"]
     suites = {prompt for group in suite().values() for prompt in group}
     talks = {turn for talk in conversations() for turn in talk}
-    return suites | talks | {prompt["text"] for prompt in smoke}
+    parts = suites, talks, {prompt["text"] for prompt in smoke}
+    assert all(parts)
+    return set().union(*parts)
 
 
 def fours(text: str) -> set[tuple[str, ...]]:

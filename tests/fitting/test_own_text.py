@@ -1,29 +1,37 @@
 """The text that a model writes: its beginnings, and what is never drawn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cetane.files import silent
+from cetane.files import Progress, silent
 from cetane.fitting import own_text
-from cetane.fitting.own_text import LEAST, drawn_from, write_text
+from cetane.fitting.own_text import LEAST, TextWriter, drawn_from
 
 START = 7
+
+
+def write(
+    model: Any, sequences: int, length: int, place: Path, *, seed: int = 1,
+    openings: Sequence[Sequence[int]] = (), progress: Progress = silent,
+) -> torch.Tensor:  # fmt: skip
+    """A text whose every other sequence begins with `START`."""
+    return TextWriter(model, START, length, openings, progress).write(sequences, seed, place)
 
 
 def test_every_other_sequence_begins_with_the_start(
     tiny_model: Callable[..., Any], tmp_path: Path
 ) -> None:
     model = tiny_model("llama")
-    text = write_text(model, START, 6, 12, 1, tmp_path / "1", silent)
+    text = write(model, 6, 12, tmp_path / "1")
     assert text.shape == (6, 12) and text.dtype == torch.int64
     assert (text[0::2, 0] == START).all()
     assert len(set(text[1::2, 0].tolist())) > 1
-    torch.testing.assert_close(text, write_text(model, START, 6, 12, 1, tmp_path / "2", silent))
-    assert not torch.equal(text, write_text(model, START, 6, 12, 2, tmp_path / "3", silent))
+    torch.testing.assert_close(text, write(model, 6, 12, tmp_path / "2"))
+    assert not torch.equal(text, write(model, 6, 12, tmp_path / "3", seed=2))
 
 
 def test_half_of_the_sequences_go_on_with_an_opening(
@@ -32,7 +40,7 @@ def test_half_of_the_sequences_go_on_with_an_opening(
     """With and without the start; what follows is written, and differs."""
     model = tiny_model("llama")
     given = [[11, 12, 13], [14, 15, 16]]
-    text = write_text(model, START, 32, 12, 1, tmp_path, silent, given).tolist()
+    text = write(model, 32, 12, tmp_path, openings=given).tolist()
     begun = [row[1:4] if row[0] == START else row[:3] for row in text]
     assert [row in given for row in begun] == [False, False, True, True] * 8
     assert all(opening in begun for opening in given)
@@ -44,7 +52,7 @@ def test_an_opening_as_long_as_the_sequence_is_cut(
     tiny_model: Callable[..., Any], tmp_path: Path
 ) -> None:
     given = [list(range(20, 50))]
-    text = write_text(tiny_model("llama"), START, 4, 8, 1, tmp_path, silent, given)
+    text = write(tiny_model("llama"), 4, 8, tmp_path, openings=given)
     assert text[2].tolist() == [START, *range(20, 27)]
     assert text[3].tolist() == list(range(20, 28))
 
@@ -56,7 +64,7 @@ def test_a_text_that_was_interrupted_goes_on_and_is_the_same(
     """Its first batch is not written again, unless its file is damaged."""
     model = tiny_model("llama")
     monkeypatch.setattr(own_text, "BATCH", 4)
-    undisturbed = write_text(model, START, 10, 12, 1, tmp_path / "whole", silent)
+    undisturbed = write(model, 10, 12, tmp_path / "whole")
     sizes: list[int] = []
 
     def stop(_what: str, done: int, _total: int) -> None:
@@ -73,10 +81,10 @@ def test_a_text_that_was_interrupted_goes_on_and_is_the_same(
     for damaged in (False, True):
         place = tmp_path / str(damaged)
         with pytest.raises(KeyboardInterrupt):
-            write_text(model, START, 10, 12, 1, place, stop)
+            write(model, 10, 12, place, progress=stop)
         if damaged:
             (place / "000.safetensors").write_bytes(b"half a file")
-        assert torch.equal(write_text(model, START, 10, 12, 1, place, silent), undisturbed)
+        assert torch.equal(write(model, 10, 12, place), undisturbed)
     assert sizes == [4, 4, 2, 4, 4, 4, 2]
     (told,) = caplog.messages
     assert "4 of 10 sequences" in told
@@ -85,7 +93,7 @@ def test_a_text_that_was_interrupted_goes_on_and_is_the_same(
 def test_unlikely_tokens_are_never_drawn(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
     model = tiny_model("llama", tie_word_embeddings=False)
     model.lm_head.weight.data *= 6  # most tokens are unlikely
-    text = write_text(model, START, 8, 12, 1, tmp_path, silent)[0::2]
+    text = write(model, 8, 12, tmp_path)[0::2]
     with torch.no_grad():
         shares = torch.softmax(model(text).logits, -1)[:, 1:-1]  # the second token is any
     drawn = shares.gather(2, text[:, 2:, None])[..., 0]

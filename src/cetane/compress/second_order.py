@@ -4,8 +4,8 @@ A layer's output errs by (weight − rounded) · x. So its squared error is a qu
 Hessian H = mean(x xᵀ) of the layer's inputs. Columns are rounded one after another. The error of a
 column moves the columns that are not rounded yet, so that the output changes least (Frantar et al.,
 arXiv 2210.17323). Then the levels, which are palettes or scales, are fitted to the same form, as
-GPTVQ does (arXiv 2402.15319), with single weights or with vectors of them. Rounding and fitting are
-repeated (`ROUNDS`).
+GPTVQ does (arXiv 2402.15319). An entry of a palette is a single weight, or a vector of them.
+Rounding and fitting are repeated (`ROUNDS`).
 
 coremltools has this for linear weights alone (`optimize.torch.layerwise_compression`), and no
 library has it for palettes that output channels share; so it is written here.

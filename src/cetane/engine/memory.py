@@ -154,24 +154,21 @@ class Memory:
             joined = np.concatenate([past, np.take(value, path, axis)], axis)
             length = past.shape[axis]
             self.histories[sink.name] = np.take(joined, range(-length, 0), axis)
-            return
-        if isinstance(sink, ToMatrix):
+        elif isinstance(sink, ToMatrix):
             new = value.reshape(*value.shape[:2], -1)[..., taken]
             self.matrices[sink.name] = folded(self.matrices[sink.name], new, sink.groups)
-            return
-        before, slots = self.caches[sink.name], call.groups[sink.group].targets
-        targets = slots[:count]
-        shifts = self.groups[sink.group].shifts
-        if shifts and (sink.write == "append" or count < call.width):
+        elif self.groups[sink.group].shifts and (sink.write == "append" or count < call.width):
             new = value if sink.write == "append" else value[..., -call.width :]
-            joined = np.concatenate([before, new[..., taken]], -1)
+            joined = np.concatenate([self.caches[sink.name], new[..., taken]], -1)
             self.caches[sink.name] = joined[..., count:]
         elif sink.write == "append":
+            cache, targets = self.caches[sink.name], call.groups[sink.group].targets[:count]
             for target, source in runs(targets, path):
-                before[..., target] = value[..., source]
-        elif count < len(call.tokens):
-            kept = before.copy()
-            kept[..., targets] = value[..., slots[taken]]
+                cache[..., target] = value[..., source]
+        elif count < len(call.tokens):  # the graph wrote refused tokens too
+            written = call.groups[sink.group].targets
+            kept = self.caches[sink.name].copy()
+            kept[..., written[:count]] = value[..., written[taken]]
             self.caches[sink.name] = kept
         else:
             self.caches[sink.name] = value

@@ -17,8 +17,14 @@ SESSIONS = 4
 MARKS = 8
 """Marks that a session keeps. For some cache contracts each holds a copy of the caches."""
 
-Rows = Callable[[int, Array], None]
+LogitsWatch = Callable[[int, Array], None]
 """Called with the position of a call's first token, and the call's logits `(n, V)`."""
+
+
+def common_start(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many first items of two sequences are equal."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 class PromptCall(NamedTuple):
@@ -47,9 +53,7 @@ class KnownPrompt:
 
         With `logits`, the last of the calls runs again unless its logits were kept.
         """
-        pairs = zip(self.calls, calls, strict=False)
-        same = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-        same = min(len(self.calls), len(calls)) if same is None else same
+        same = common_start(self.calls, calls)
         kept = self.logits is not None and len(self.calls) == len(calls)
         if logits and same == len(calls) and not kept:
             same -= 1
@@ -106,7 +110,7 @@ class Prefixes:
     def feed(
         self,
         tokens: Sequence[int],
-        rows: Rows | None = None,
+        rows: LogitsWatch | None = None,
         start: int = 0,
         check: Callable[[], None] = lambda: None,
         adapter: str | None = None,

@@ -70,7 +70,7 @@ def call_slots(
 
 def slots_after(group: Slots, held: Array, columns: Array, kept: Array, width: int) -> Array:
     """The slots `(slots,)` after a call that keeps tokens of the positions `kept (m,)`, in its
-    first columns. `held (slots,)` and `columns (n,)` are as in `place`."""
+    first columns. `held (slots,)` and `columns (n,)` are as in `call_slots`."""
     if group.contract == "shift":
         return np.concatenate([held, kept])[len(kept) :]
     if group.shifts:  # the graph pushed all columns of the call into the state

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, cycle, takewhile
+from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cetane.checkpoint import Tokenizer
+from cetane.engine.prefixes import common_start
 from cetane.fitting.cache import extending, roomy_cache
 from cetane.fitting.openings import questions
 from cetane.fitting.own_text import drawn_from
@@ -51,17 +52,12 @@ def turn_of(tokenizer: Tokenizer) -> ChatTurn | None:
     if not tokenizer.has_chat_template:
         return None
     one, other = asked(tokenizer, "apple"), asked(tokenizer, "Why?")
-    before = beginning(one, other)
-    after = beginning(one[: len(before) - 1 : -1], other[: len(before) - 1 : -1])[::-1]
+    before = one[: common_start(one, other)]
+    ends = (text[: len(before) - 1 : -1] for text in (one, other))
+    after = one[len(one) - common_start(*ends) :]
     if not after or tokenizer.decode(after[:1], skip_special_tokens=True):
         return None
     return ChatTurn(before, after)
-
-
-def beginning(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """The tokens that both lists begin with."""
-    same = (a == b for a, b in zip(one, other, strict=False))
-    return list(compress(one, takewhile(bool, same)))
 
 
 class ConversationWriter:

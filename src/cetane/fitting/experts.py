@@ -1,8 +1,8 @@
 """The experts of a layer of a transformers model: the tokens that chose each, its products, and how
 much its errors count.
 
-transformers keeps the matrices of all experts of a layer in one module, as `gate_up_proj` and
-`down_proj`, or as `up_proj` and `down_proj` if they have no gates. It calls the module with all
+transformers keeps the matrices of all experts of a layer in one module: `gate_up_proj` and
+`down_proj`. If the experts have no gates, the first is `up_proj`. It calls the module with all
 tokens, the experts that each chose, and their weights. Llama 4's gets a copy of the tokens for each
 expert, weighed already.
 """

@@ -31,7 +31,7 @@ from cetane.fitting.importance import (
 )
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
-from cetane.fitting.own_text import write_text
+from cetane.fitting.own_text import TextWriter
 from cetane.fitting.rounding import Rounder
 from cetane.fitting.seats import Seat, linear_layers, seats_in
 from cetane.fitting.teacher import Answers
@@ -172,7 +172,7 @@ class Fitter:
         }
         self.tensors = reference.names
         self.start, self.length = start_token(checkpoint), length_of(planner)
-        self.planner, self.tokenizer = planner, checkpoint.tokenizer
+        self.planner = planner
         given = planner.recipe.compression.text
         self.given_hash = "" if given is None else given.sha256
         if self.resident:  # this reads all weights, so that they can be narrowed
@@ -257,16 +257,19 @@ class Fitter:
         values = seat.stored(self.checkpoint).float().numpy()
         return too_far(arrays(made), values, form) is None
 
+    @property
+    def writer(self) -> TextWriter:
+        """The model, about to write text of its own."""
+        begun = openings(self.checkpoint.tokenizer)
+        return TextWriter(self.model, self.start, self.length, begun, self.progress)
+
     def lessons(self, seconds: float) -> Answers:
         """The text to learn from, and the model's answers to it. They depend on no format."""
         content = [READING, self.checkpoint.content, self.length, self.given_hash]
         place = folder() / f"{json_sha256(content)}.lessons"
         human = human_text(self.checkpoint, self.planner)
         unread = human[READ:] if len(human) >= 2 * READ else human
-        begun = openings(self.tokenizer)
-        return lessons(
-            self.model, self.start, self.length, begun, unread, place, seconds, self.progress
-        )
+        return lessons(self.writer, unread, place, seconds)
 
     def text(self, share: float = 1) -> Tensor:
         """The model's own text, then human text, int64 `(sequences, length)`. `share` is the part
@@ -276,10 +279,7 @@ class Fitter:
         place = folder() / f"{json_sha256(content)}.text"
         # a model that is not resident keeps no weights that could be narrowed
         with narrowed(self.model) if self.resident else nullcontext():
-            own = write_text(
-                self.model, self.start, count, self.length, SEED, place, self.progress,
-                openings(self.tokenizer),
-            )  # fmt: skip
+            own = self.writer.write(count, SEED, place)
         return torch.cat([own, human_text(self.checkpoint, self.planner)[:read]])
 
 

@@ -7,7 +7,6 @@ same model has it already.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.files import Progress, disk_errors, keep_tensors, kept_tensors
+from cetane.files import disk_errors, keep_tensors, kept_tensors
 from cetane.fitting.bfloat16 import narrowed
-from cetane.fitting.own_text import write_text
+from cetane.fitting.own_text import TextWriter
 from cetane.fitting.teacher import Answers, ask
 
 SEQUENCES, READ = 96, 32
@@ -29,7 +28,7 @@ WIDER = 4
 in 10 s."""
 LEAST, MOST = 256, 4096
 """The least and the most sequences. Fewer would be learnt by heart. No run on two cores has time to
-read more than half of a million tokens, and a GPU reads a million several times in minutes."""
+read more than half of a million tokens. A GPU reads a million several times in minutes."""
 SEED = 2
 """The seed of the first batch; each next batch adds one. Rounding's text has another seed."""
 PIECE, LOGITS = 1024, 1 << 28
@@ -38,22 +37,13 @@ most of the memory. The GPU's figure is chosen by arithmetic, not measured: 5,46
 vocabulary of 49,152 keep it busy."""
 
 
-def lessons(
-    model: Any,
-    start: int,
-    length: int,
-    openings: Sequence[Sequence[int]],
-    human: Tensor,
-    folder: Path,
-    seconds: float,
-    progress: Progress,
-) -> Answers:
-    """A transformers model's answers: all that a folder keeps, and more that the model
-    makes in about `seconds`. It makes `LEAST` sequences even if that takes longer.
+def lessons(writer: TextWriter, human: Tensor, folder: Path, seconds: float) -> Answers:
+    """The answers of a writer's model: all that a folder keeps, and more that it makes in about
+    `seconds`. It makes `LEAST` sequences even if that takes longer.
 
-    It answers its own text, which `write_text` begins with the `openings`, and windows of human
-    text, `human (N, length)`, in turn.
+    It answers its own text, and windows of human text, `human (N, length)`, in turn.
     """
+    model = writer.model
     parts: list[Answers] = []
     ends = time.perf_counter() + seconds
     wider = 1 if model.device.type == "cpu" else WIDER
@@ -66,12 +56,12 @@ def lessons(
             if made >= LEAST and (made >= MOST or time.perf_counter() >= ends):
                 break
             with narrowed(model):  # bfloat16 draws other words than fp32, as good ones
-                seed, place = SEED + number, folder / f"{number:03}.text"
-                own = write_text(model, start, own_size, length, seed, place, progress, openings)
+                own = writer.write(own_size, SEED + number, folder / f"{number:03}.text")
             turn = torch.arange(number * read_size, (number + 1) * read_size) % len(human)
             text = torch.cat([own, human[turn]])
             text = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(number))]
-            part = ask(model, text, max(1, tokens_at_once(model) // length), progress)
+            size = max(1, tokens_at_once(model) // writer.length)
+            part = ask(model, text, size, writer.progress)
             with suppress(CetaneError), disk_errors(path):  # a cache may be full or locked
                 keep(path, part)
         parts.append(part)

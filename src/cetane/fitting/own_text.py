@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,49 +39,67 @@ TOKENS, RANDOM = "tokens", "random"
 """What is kept of a batch: its tokens, and the state of the random numbers after it."""
 
 
-def write_text(
-    model: Any,
-    start: int,
-    sequences: int,
-    length: int,
-    seed: int,
-    place: Path,
-    progress: Progress,
-    given: Sequence[Sequence[int]] = (),
-) -> Tensor:
-    """Sampled tokens, int64 `(sequences, length)`.
+@dataclass(frozen=True)
+class TextWriter:
+    """A causal transformers model that writes text of its own."""
 
-    Every other sequence begins with `start`. The others lack it, as texts without a template do:
-    the first token of a text, whichever it is, draws much attention. The third and the fourth of
-    every four go on with one of the `given` openings, if there are any.
-    `model` is a causal transformers model; the same seed gives the same text on one machine.
+    model: Any
+    start: int
+    """The token that every other sequence begins with."""
+    length: int
+    """Tokens of a sequence."""
+    openings: Sequence[Sequence[int]]
+    """How some sequences go on."""
+    progress: Progress
 
-    The folder `place` keeps each batch of this text, and of no other one. A text that was
-    interrupted goes on after them, and is the same.
-    """
-    random = torch.Generator().manual_seed(seed)
-    parts = []
-    for part in kept_batches(place):
-        parts.append(part[TOKENS])
-        random.set_state(part[RANDOM])
-    first = sum(map(len, parts))
-    if 0 < first < sequences:
-        log.info(
-            "the model wrote %d of %d sequences of its own text before: it goes on after them",
-            first, sequences,
-        )  # fmt: skip
-    most = BATCH if model.device.type == "cpu" else sequences
-    while first < sequences:
-        progress("the model writes its own text", first, sequences)
-        begun = beginnings(start, given, min(most, sequences - first), length + 1, random)
-        made = write_batch(model, begun, random)
-        with suppress(CetaneError), disk_errors(place):  # a cache may be full or locked
-            keep_tensors(batch_of(place, len(parts)), {TOKENS: made, RANDOM: random.get_state()})
-        parts.append(made)
-        first += len(made)
-    progress("the model writes its own text", sequences, sequences)
-    text = torch.cat(parts)[:sequences]  # a GPU's batches are larger
-    return torch.where(torch.arange(sequences)[:, None] % 2 == 0, text[:, :-1], text[:, 1:])
+    def write(self, sequences: int, seed: int, place: Path) -> Tensor:
+        """Sampled tokens, int64 `(sequences, length)`. The same seed gives the same text on one
+        machine.
+
+        Every other sequence begins with `start`. The others lack it, as texts without a template
+        do: the first token of a text, whichever it is, draws much attention. The third and the
+        fourth of every four go on with one of the openings, if there are any.
+
+        The folder `place` keeps each batch of this text, and of no other one. A text that was
+        interrupted goes on after them, and is the same.
+        """
+        random = torch.Generator().manual_seed(seed)
+        parts = []
+        for part in kept_batches(place):
+            parts.append(part[TOKENS])
+            random.set_state(part[RANDOM])
+        first = sum(map(len, parts))
+        if 0 < first < sequences:
+            log.info(
+                "the model wrote %d of %d sequences of its own text before: it goes on after them",
+                first, sequences,
+            )  # fmt: skip
+        most = BATCH if self.model.device.type == "cpu" else sequences
+        while first < sequences:
+            self.progress("the model writes its own text", first, sequences)
+            begun = self.beginnings(min(most, sequences - first), random)
+            made = write_batch(self.model, begun, random)
+            kept = {TOKENS: made, RANDOM: random.get_state()}
+            with suppress(CetaneError), disk_errors(place):  # a cache may be full or locked
+                keep_tensors(batch_of(place, len(parts)), kept)
+            parts.append(made)
+            first += len(made)
+        self.progress("the model writes its own text", sequences, sequences)
+        text = torch.cat(parts)[:sequences]  # a GPU's batches are larger
+        return torch.where(torch.arange(sequences)[:, None] % 2 == 0, text[:, :-1], text[:, 1:])
+
+    def beginnings(self, sequences: int, random: torch.Generator) -> Tensor:
+        """The given tokens of a batch, int64 `(sequences, 1 + length)`, and `FREE` for all
+        others."""
+        tokens = torch.full((sequences, 1 + self.length), FREE)
+        tokens[:, 0] = self.start
+        if self.openings:
+            chosen = torch.randint(0, len(self.openings), (sequences,), generator=random).tolist()
+            for row in range(sequences):
+                if row % 4 >= 2:
+                    opening = torch.tensor(self.openings[chosen[row]][: self.length])
+                    tokens[row, 1 : 1 + len(opening)] = opening
+        return tokens
 
 
 def kept_batches(place: Path) -> Iterator[dict[str, Tensor]]:
@@ -116,25 +135,6 @@ def drawn_from(logits: Tensor, random: torch.Generator) -> Tensor:
     won = scores == best[rows]
     drawn[rows[won], 0] = columns[won]
     return drawn.to(logits.device)
-
-
-def beginnings(
-    start: int,
-    given: Sequence[Sequence[int]],
-    sequences: int,
-    length: int,
-    random: torch.Generator,
-) -> Tensor:
-    """The given tokens of a batch, int64 `(sequences, length)`, and `FREE` for all others."""
-    tokens = torch.full((sequences, length), FREE)
-    tokens[:, 0] = start
-    if given:
-        chosen = torch.randint(0, len(given), (sequences,), generator=random).tolist()
-        for row in range(sequences):
-            if row % 4 >= 2:
-                opening = torch.tensor(given[chosen[row]][: length - 1])
-                tokens[row, 1 : 1 + len(opening)] = opening
-    return tokens
 
 
 @torch.no_grad()

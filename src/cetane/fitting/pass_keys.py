@@ -79,14 +79,8 @@ def hide(
     `hint` for keys that leave no room for other text.
     """
     random = np.random.default_rng(seed)
-    plain = tokenizer.encode_plain
-    said = [
-        (plain(f"\nThe pass key of {name} is"), plain(f" {''.join(map(str, digits))}"))
-        for name, digits in zip(
-            random.permutation(NAMES)[:keys], random.integers(0, 10, (keys, DIGITS)), strict=True
-        )
-    ]
-    text, stop, places = start_tokens(tokenizer), plain(".\n"), []
+    said = told_keys(tokenizer, keys, random)
+    text, stop, places = start_tokens(tokenizer), tokenizer.encode_plain(".\n"), []
     spent = len(text) + sum(2 * len(lead) + 2 * len(key) + len(stop) for lead, key in said)
     room = tokens - spent
     if room < keys:
@@ -107,6 +101,18 @@ def hide(
         for (lead, key), place in zip(said, places, strict=True)
     )
     return PassKeys((*text, *hay[at:]), tuple(questions))
+
+
+def told_keys(
+    tokenizer: Tokenizer, count: int, random: np.random.Generator
+) -> list[tuple[list[int], list[int]]]:
+    """Keys with their names, drawn at random: the tokens that lead to each, and its digits."""
+    plain, names = tokenizer.encode_plain, random.permutation(NAMES)[:count]
+    keys = random.integers(0, 10, (count, DIGITS))
+    return [
+        (plain(f"\nThe pass key of {name} is"), plain(f" {''.join(map(str, digits))}"))
+        for name, digits in zip(names, keys, strict=True)
+    ]
 
 
 def start_tokens(tokenizer: Tokenizer) -> list[int]:

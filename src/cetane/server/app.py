@@ -78,19 +78,9 @@ def add_tokenizer(router: APIRouter, service: Service) -> None:
         return {**tokens, "chat_template": tokenizer.chat_template}
 
 
-def routes(service: Service) -> APIRouter:
-    """All routes that need the API key."""
+def add_answers(router: APIRouter, service: Service) -> None:
+    """Routes whose answers a model writes."""
     settings = service.settings
-
-    def check_key(http: Request) -> None:
-        if settings.api_key is None:
-            return
-        scheme, _, sent = http.headers.get("authorization", "").partition(" ")
-        key = sent.strip().encode("latin-1")  # RFC 9110, 11.1: a scheme's case does not matter
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key, settings.api_key.encode()):
-            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-
-    router = APIRouter(dependencies=[Depends(check_key)])
 
     async def answered(
         http: Request, kind: type[Prompted], asks_of: AsksOf[Prompted], form: type[AnswerForm]
@@ -112,6 +102,22 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(http: Request) -> Response:
         return await answered(http, CompletionRequest, completion_asks, CompletionForm)
+
+
+def routes(service: Service) -> APIRouter:
+    """All routes that need the API key."""
+    settings = service.settings
+
+    def check_key(http: Request) -> None:
+        if settings.api_key is None:
+            return
+        scheme, _, sent = http.headers.get("authorization", "").partition(" ")
+        key = sent.strip().encode("latin-1")  # RFC 9110, 11.1: a scheme's case does not matter
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key, settings.api_key.encode()):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+
+    router = APIRouter(dependencies=[Depends(check_key)])
+    add_answers(router, service)
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:

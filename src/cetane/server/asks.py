@@ -8,11 +8,7 @@ from cetane.server.errors import ApiError, unsupported
 from cetane.server.grammar import GrammarConstraint, grammar_of
 from cetane.server.grammar_trial import check_compiles
 from cetane.server.prompts import chat_ids, check_prompt, completion_prompts
-from cetane.server.requests import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
+from cetane.server.requests import ChatRequest, CompletionRequest, GenerationRequest
 from cetane.server.served import Served
 from cetane.server.settings import Settings
 from cetane.server.tools import forced_grammar, strict_grammar

@@ -4,10 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from cetane.engine.likelihood import TokenLikelihood
 from cetane.server.answer_form import AnswerForm, ChoiceSoFar, finish_reason
-from cetane.server.answers import (
-    CompletionChoice,
-    CompletionLogprobs,
-)
+from cetane.server.answers import CompletionChoice, CompletionLogprobs
 from cetane.server.requests import CompletionRequest
 from cetane.server.writing import Echo, Ending, Event, Piece
 

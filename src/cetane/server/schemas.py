@@ -32,12 +32,12 @@ def lark_json(schema: Mapping[str, Any]) -> str:
 
 
 def mended(schema: Any) -> Any:
-    """A schema whose exclusive bounds llguidance 1.9.1 keeps. It accepts the bound itself if that
-    is a whole number and the other bound is less than 1 away, as 0 in (0, 0.5]. So such a bound
-    moves inwards by `MOVE` or more.
+    """A schema whose exclusive bounds llguidance 1.9.1 keeps.
 
-    It also rounds bounds to float64, and refuses those far from zero; here they move inwards
-    before."""
+    It accepts the bound itself, such as 0 in (0, 0.5], if that is a whole number and the other
+    bound is less than 1 away. So such a bound moves inwards by `MOVE` or more. It also rounds
+    bounds to float64, and refuses those far from zero; here they move inwards before.
+    """
     if isinstance(schema, list):
         return [mended(one) for one in schema]
     if not isinstance(schema, Mapping):

@@ -196,7 +196,7 @@ class AnswerWriter:
             self.count += 1
             if self.noted:
                 self.scores.append(self.noted.popleft())
-            self.emit(held.push(text.push(token)), emit)
+            self.pass_on(held.push(text.push(token)), emit)
             if held.stopped:
                 break
             self.check()
@@ -204,12 +204,12 @@ class AnswerWriter:
         last = self.noted.popleft() if stop_token and self.noted else None
         if not held.stopped:
             rest = held.push(text.finish().rstrip("\N{REPLACEMENT CHARACTER}"))  # half a character
-            self.emit(rest if held.stopped else rest + held.text, emit)
+            self.pass_on(rest if held.stopped else rest + held.text, emit)
         if self.scores:
             emit(Piece("", tuple(self.scores)))
         return "stop" if stop_token or held.stopped else "length", last
 
-    def emit(self, text: str, emit: Callable[[Event], None]) -> None:
+    def pass_on(self, text: str, emit: Callable[[Event], None]) -> None:
         """Emit text with the scores that wait for it."""
         if text:
             emit(Piece(text, tuple(self.scores)))

@@ -165,18 +165,13 @@ def summary(
     seconds = [median(taken.seconds for taken in plain[i]) for i in timed]
     others = [median(taken.seconds + taken.reading for taken in drafted[i]) for i in timed]
     counted = counters.summary()
-    controller = Controller(costs)
-    calling = counters.fallbacks * controller.plain_step
-    for size, count in counters.calls.items():
-        calling += count * controller.seconds(controller.narrowest[size])
-    calling += counters.draft_seconds + counters.read_seconds
     figures = (
         {
             "plain": tokens / sum(seconds),
             "speculative": tokens / sum(others),
             "ratio": sum(seconds) / sum(others),
             "slowest": min(one / other for one, other in zip(seconds, others, strict=True)),
-            "by_calls": counters.tokens * controller.plain_step / calling if calling else 1.0,
+            "by_calls": ratio_by_calls(counters, Controller(costs)),
         }
         if timed
         else {}
@@ -201,3 +196,12 @@ def summary(
             for taken in group
         ),
     )
+
+
+def ratio_by_calls(counters: Counters, controller: Controller) -> float:
+    """`Speed.by_calls`, from the usual time of each call."""
+    seconds = counters.fallbacks * controller.plain_step
+    for size, count in counters.calls.items():
+        seconds += count * controller.seconds(controller.narrowest[size])
+    seconds += counters.draft_seconds + counters.read_seconds
+    return counters.tokens * controller.plain_step / seconds if seconds else 1.0

@@ -8,6 +8,7 @@ import numpy as np
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.memory import Mark
+from cetane.engine.prefixes import common_start
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
@@ -103,10 +104,7 @@ class DraftModel(Drafter):
 
         The text's last token is always fed again, since its logits give the next token.
         """
-        pairs = zip(self.fed, self.tokens[:-1], strict=False)
-        common = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-        if common is None:
-            common = min(len(self.fed), len(self.tokens) - 1)
+        common = common_start(self.fed, self.tokens[:-1])
         if common < len(self.fed):
             mark = self.marks.get(common)
             if mark is None:  # a new text

@@ -89,21 +89,30 @@ def open_drafters(
             f"cetane train-head {quote(str(bundle.path))} {options.drafter} makes one; "
             "cetane add-head takes one of another bundle",
         )
-    path = Path(options.drafter)
+    return [DraftModel(open_smaller(options.drafter, bundle, backend), sampler)]
+
+
+def open_smaller(name: str, bundle: Bundle, backend: str) -> Engine:
+    """The engine of another bundle, at the path `name`, that drafts for this one. Raises
+    CetaneError if it does not fit."""
+    path = Path(name)
     if not path.exists():
-        names = ", ".join(name for name in NAMES if name != PLAIN)
-        known = f"known: {names}, or the path of a bundle"
-        raise CetaneError(f"no drafter {options.drafter!r}, and no such folder: {path}", known)
+        names = ", ".join(known for known in NAMES if known != PLAIN)
+        raise CetaneError(
+            f"no drafter {name!r}, and no such folder: {path}",
+            f"known: {names}, or the path of a bundle",
+        )
     other = Bundle(path)
     other.verify()
-    if tokenizer_hash(other) != owner or other.plan.vocab != bundle.plan.vocab:
-        raise CetaneError(f"{options.drafter}: its tokenizer differs from that of {bundle.path}")
+    same = tokenizer_hash(other) == tokenizer_hash(bundle)
+    if not same or other.plan.vocab != bundle.plan.vocab:
+        raise CetaneError(f"{name}: its tokenizer differs from that of {bundle.path}")
     if other.plan.forgets:
         raise CetaneError(
-            f"{options.drafter}: its windows are states, which keep no token to go back to",
+            f"{name}: its windows are states, which keep no token to go back to",
             'port it with cache.sliding = "readonly"',
         )
-    return [DraftModel(open_engine(other, backend), sampler)]
+    return open_engine(other, backend)
 
 
 def default_drafters(

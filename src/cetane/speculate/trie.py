@@ -91,11 +91,12 @@ class Trie:
 
     def find(self, tokens: Sequence[int]) -> int | None:
         """The node of a run; None if the run is unknown."""
-        node: int | None = ROOT
+        node = ROOT
         for token in tokens:
-            node = self.children.get(node << 32 | token)  # type: ignore[operator]
-            if node is None:
+            child = self.children.get(node << 32 | token)
+            if child is None:
                 return None
+            node = child
         return node
 
     def follow(

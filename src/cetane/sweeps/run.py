@@ -126,9 +126,9 @@ def sweep(
     - The folder `output` keeps all results, so that another sweep continues from there.
     - `workers`, `scheduler` and `store` are as in `port`.
 
-    CetaneError for a text that is unreadable or too short, an unknown format, a `budget` that is
-    no size, or an `output` that is a bundle. So it is for a chip without a rate at which it reads
-    weights.
+    CetaneError for a text that is unreadable or too short, an unknown format, or a `budget` that is
+    no size. So it is for an `output` that is a bundle, and for a chip without a rate at which it
+    reads weights.
     """
     if output and (Path(output) / MANIFEST).is_file():
         raise CetaneError(

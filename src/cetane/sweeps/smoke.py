@@ -3,11 +3,11 @@
 import tomllib
 from collections.abc import Sequence
 from functools import cache
-from itertools import takewhile
 
 from pydantic import Field
 
 from cetane.checkpoint import Tokenizer
+from cetane.engine.prefixes import common_start
 from cetane.files import shipped_text
 from cetane.gates.compressions import Judge
 from cetane.gates.probes import asked
@@ -58,7 +58,6 @@ def compare(
     made = []
     for prompt, mine, theirs in zip(load_prompts(), answers, truth, strict=True):
         text = tokenizer.decode(mine)
-        pairs = zip(mine, theirs, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        same = common_start(mine, theirs)
         made.append(Answer(id=prompt.id, text=text, same=same, expected=prompt.answered(text)))
     return tuple(made)

@@ -22,6 +22,7 @@ from cetane.engine.memory import Mark
 from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
 from cetane.engine.slots import EMPTY, call_slots
+from cetane.families import zaya_departures
 from cetane.families.attention import ListedNorms, StackedNorms, UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
@@ -35,7 +36,6 @@ from cetane.families.mamba2 import GroupNorm, Mamba2
 from cetane.families.matrices import Decays
 from cetane.families.model import Matrix
 from cetane.families.rotary import RotaryTable
-from cetane.families.zaya_departures import DEPARTURES
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Mask
 
 from .families import CONTEXT
@@ -1980,7 +1980,7 @@ def _(port: AuthoredPort) -> None:
 PORT = ("soft-routing", "silu-router", "bias-on-logits", "no-router-state")
 """Four at once: a port that passed the gate that this one replaced."""
 DEPARTURES: dict[str, tuple[str, ...]] = {
-    **{f"departure: {name}": (name,) for name in DEPARTURES
+    **{f"departure: {name}": (name,) for name in zaya_departures.DEPARTURES
        if name not in ("skip-large-bias",)},
     "departure: four of the published port": PORT,
 }  # fmt: skip

@@ -177,7 +177,7 @@ def test_training_ends_with_the_time() -> None:
 
 def test_the_evaluation_is_aligned_and_the_seeds_was_not() -> None:
     """A perfect head scores 1. The seed compared the drafts of the last tenth of a text with tokens
-    from its start, by which a perfect head scores like a guess (its famous 1.3 %)."""
+    from its start. By that a perfect head scores like a guess (its famous 1.3 %)."""
     random = torch.Generator().manual_seed(1)
     choices = torch.randint(0, 50, (1, 400), generator=random)
     drafts = [choices[:, 1 + k :] for k in range(STEPS)]  # from position i: chosen at i + 1 + k

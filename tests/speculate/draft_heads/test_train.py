@@ -35,8 +35,8 @@ class Watched(Windows):
 def trained(
     kind: str, windows: int, batch: int, epochs: int = EPOCHS, minutes: float = 9.0
 ) -> Tensors:
-    """The weights of a head that was trained by the processes that there are, the windows that this
-    one has `seen`, and the number of its `steps`."""
+    """The weights of a head that all processes trained. `seen` are the windows that this process
+    has learnt from, and `steps` is the number of steps."""
     data, embedding = counting(windows)
     watched = Watched(**vars(data))
     head = untrained(kind, embedding)

@@ -159,10 +159,10 @@ def function(plan: Plan, described: Function) -> dict[str, Any]:
 
 def means(plan: Plan, port: Input | Output) -> str:
     """Who fills an input, and when; or what becomes of an output."""
-    return given(plan, port) if isinstance(port, Input) else taken(plan, port)
+    return given(port) if isinstance(port, Input) else taken(plan, port)
 
 
-def given(plan: Plan, item: Input) -> str:
+def given(item: Input) -> str:
     """Who fills an input, and when."""
     match item.source:
         case Embedding(table=table):

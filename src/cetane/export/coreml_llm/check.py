@@ -51,18 +51,7 @@ def check(folder: Path) -> list[str]:
         return [error.message]
     except KeyError as error:
         return [f"model_config.json: {error!r}"]
-    problems = [
-        f"model_config.json: {key} = {value!r}"
-        for key, value in counts.items()
-        if type(value) is not int or value < 1
-    ]
-    known = isinstance(layers, list) and all(
-        isinstance(kind, str) and kind in KINDS for kind in layers
-    )
-    if not known or len(layers) != counts["num_layers"]:
-        problems.append("model_config.json: layer_types are not one known kind for each layer")
-    if type(shared) is not int or not known or not 0 <= shared < len(layers):
-        problems.append(f"model_config.json: num_kv_shared_layers = {shared!r}")
+    problems = list(check_counts(counts, layers, shared))
     if problems:
         return problems
     problems += check_factors(config)
@@ -81,6 +70,21 @@ def check(folder: Path) -> list[str]:
     )
     owners = [KINDS[kind] for kind in layers[: len(layers) - shared]]
     return problems + list(check_packages(folder, sizes, owners))
+
+
+def check_counts(counts: dict[str, Any], layers: Any, shared: Any) -> Iterator[str]:
+    """Problems of numbers that must be there, of the `layers`' kinds, and of the number of layers
+    that have `shared` keys and values."""
+    for key, value in counts.items():
+        if type(value) is not int or value < 1:
+            yield f"model_config.json: {key} = {value!r}"
+    known = isinstance(layers, list) and all(
+        isinstance(kind, str) and kind in KINDS for kind in layers
+    )
+    if not known or len(layers) != counts["num_layers"]:
+        yield "model_config.json: layer_types are not one known kind for each layer"
+    if type(shared) is not int or not known or not 0 <= shared < len(layers):
+        yield f"model_config.json: num_kv_shared_layers = {shared!r}"
 
 
 def check_factors(config: dict[str, Any]) -> Iterator[str]:

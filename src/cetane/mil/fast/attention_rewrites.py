@@ -104,27 +104,10 @@ def attention(context: Context, op: Op) -> list[Op] | None:
     is exact. Keys that are joined from a past and new columns stay apart. A column of scores that
     is cut off after the softmax is a sink.
     """
-    transposes = [context.plain(op, f"transpose_{name}") for name in "xy"]
-    if op.kind != "matmul" or transposes[0] or not transposes[1]:
+    found, result = _attention_inputs(context, op), op.outputs[0].type
+    if found is None or result is None:
         return None
-    weights, factor = factored(context, op.inputs["x"][0])
-    found = _softmaxed(context, weights)
-    if found is None or not is_power_of_two(factor):
-        return None
-    scores, sink = found
-    operands = _masked_product(context, scores)
-    (values,), result = op.inputs["y"], op.outputs[0].type
-    if operands is None or result is None:
-        return None
-    inputs, stretch = operands
-    inputs["values"] = _parts(context, values)
-    if sink is not None:
-        inputs["sinks"] = (sink,)
-    if not _fits(context, inputs):
-        return None
-    if any(not isinstance(a, str) or a in context.constants for n in inputs if n != "cap"
-           for a in inputs[n]):  # fmt: skip
-        return None
+    inputs, stretch, factor = found
     name = op.outputs[0].name
     mixed = f"{name}:mixed" if factor != 1 else name
     ops = [
@@ -136,6 +119,35 @@ def attention(context: Context, op: Op) -> list[Op] | None:
         number = constant(np.array(factor, np.float32), result.dtype)
         ops.append(new_op("mul", name, result, x=mixed, y=number))
     return ops
+
+
+def _attention_inputs(
+    context: Context, op: Op
+) -> tuple[dict[str, tuple[Argument, ...]], float, float] | None:
+    """The inputs of the attention that ends with a product, what its rows are to be multiplied by,
+    and the factor of its weights. None for a product that ends none."""
+    transposes = [context.plain(op, f"transpose_{name}") for name in "xy"]
+    if op.kind != "matmul" or transposes[0] or not transposes[1]:
+        return None
+    weights, factor = factored(context, op.inputs["x"][0])
+    found = _softmaxed(context, weights)
+    if found is None or not is_power_of_two(factor):
+        return None
+    scores, sink = found
+    operands = _masked_product(context, scores)
+    if operands is None:
+        return None
+    inputs, stretch = operands
+    (values,) = op.inputs["y"]
+    inputs["values"] = _parts(context, values)
+    if sink is not None:
+        inputs["sinks"] = (sink,)
+    if not _fits(context, inputs):
+        return None
+    if any(not isinstance(a, str) or a in context.constants for n in inputs if n != "cap"
+           for a in inputs[n]):  # fmt: skip
+        return None
+    return inputs, stretch, factor
 
 
 def _softmaxed(context: Context, weights: Argument) -> tuple[Argument, Argument | None] | None:

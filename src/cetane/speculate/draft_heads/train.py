@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from cetane.families import Model, RMSNorm
 from cetane.files import Progress
 from cetane.planner import Planner
 from cetane.schema.draft_head import DraftHeadKind
+from cetane.schema.plan import Plan
 from cetane.schema.recipe import Recipe
 from cetane.speculate.draft_heads.features import tapped_blocks
 from cetane.speculate.draft_heads.modules import (
@@ -45,18 +47,9 @@ def new_draft_head(
     rows: int,
     steps: int,
 ) -> TorchDraftHead:
-    """An untrained draft head that can propose `rows` tokens, in drafts of `steps`.
-
-    These are the tokens that the text and the target use most. If there are too few, the lowest ids
-    follow, since a tokenizer numbers byte pairs by frequency. Tokens that the target cannot choose
-    are left out.
-    """
+    """An untrained draft head that can propose the `usual_tokens`, in drafts of `steps`."""
     plan, model = bundle.plan, Planner(checkpoint, bundle.plan.recipe).model
-    possible = set(plan.choosable.tolist())
-    said = Counter(torch.cat([windows.tokens, windows.choices]).flatten().tolist())
-    ranked = dict.fromkeys([*(token for token, _ in said.most_common()), *range(plan.vocab)])
-    chosen = (token for token in ranked if token in possible)
-    vocabulary = torch.tensor(sorted(islice(chosen, rows)))
+    vocabulary = usual_tokens(plan, windows, rows)
     config = DraftHeadConfig(
         kind=kind,
         hidden=model.hidden,
@@ -75,6 +68,19 @@ def new_draft_head(
     draft_head.output = checkpoint.read(model.output).float()[vocabulary]
     draft_head.norm = gains(model, checkpoint)
     return draft_head
+
+
+def usual_tokens(plan: Plan, windows: Windows, count: int) -> Tensor:
+    """The `count` tokens that the text and the target use most, ascending, int64.
+
+    If there are too few, the lowest ids follow, since a tokenizer numbers byte pairs by frequency.
+    Tokens that the target cannot choose are left out.
+    """
+    possible = set(plan.choosable.tolist())
+    said = Counter(torch.cat([windows.tokens, windows.choices]).flatten().tolist())
+    ranked = dict.fromkeys([*(token for token, _ in said.most_common()), *range(plan.vocab)])
+    chosen = (token for token in ranked if token in possible)
+    return torch.tensor(sorted(islice(chosen, count)))
 
 
 def gains(model: Model, checkpoint: Checkpoint) -> Tensor:
@@ -140,35 +146,39 @@ def train(
     trained = [p for p in draft_head.parameters() if p.requires_grad]
     rate, betas = RATES[draft_head.config.kind], (0.9, 0.95)
     optimizer = torch.optim.AdamW(trained, rate, betas, weight_decay=0.1)
-    random = torch.Generator().manual_seed(0)
     together = batch * accelerator.num_processes
-    steps, started, done = epochs * -(-len(windows) // together), time.monotonic(), 0.0
+    steps, started = epochs * -(-len(windows) // together), time.monotonic()
     limit = max(1.0, 60 * minutes)  # seconds
-    step = 0
-    while done < 1:
-        order = torch.randperm(len(windows), generator=random).tolist()
-        for first in range(0, len(order), together):
-            percent = int(100 * (time.monotonic() - started) / limit)
-            done = max(step / steps, percent / 100)  # whole percents, so that epochs are repeatable
-            (done,) = broadcast_object_list([done])
-            if done >= 1:
-                break
-            for group in optimizer.param_groups:
-                group["lr"] = rate * rate_share(done)
-            taken = order[first : first + together]
-            with accelerator.split_between_processes(taken, apply_padding=True) as share:
-                part = windows.part(share)
-            embedded = embedding[part.tokens].to(accelerator.device)
-            loss = lesson(part.features.to(accelerator.device).float(), embedded.float())
-            optimizer.zero_grad()
-            accelerator.backward(loss)
-            torch.nn.utils.clip_grad_norm_(trained, 1.0)
-            optimizer.step()
-            step += 1
-            progress(f"loss {loss.item():.3f}", step, steps)
+    for step, taken in enumerate(drawn(len(windows), together)):
+        percent = int(100 * (time.monotonic() - started) / limit)
+        done = max(step / steps, percent / 100)  # whole percents, so that epochs are repeatable
+        (done,) = broadcast_object_list([done])
+        if done >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = rate * rate_share(done)
+        with accelerator.split_between_processes(taken, apply_padding=True) as share:
+            part = windows.part(share)
+        embedded = embedding[part.tokens].to(accelerator.device)
+        loss = lesson(part.features.to(accelerator.device).float(), embedded.float())
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        progress(f"loss {loss.item():.3f}", step + 1, steps)
     draft_head.cpu()
     if isinstance(draft_head, Eagle3):  # drafting does not scale the features
         draft_head.fuse.weight.data /= scale.flatten()
+
+
+def drawn(count: int, together: int) -> Iterator[list[int]]:
+    """Numbers below `count`, `together` at a time, without end. Every epoch has all of them, in
+    another order; each run has the same ones."""
+    random = torch.Generator().manual_seed(0)
+    while True:
+        order = torch.randperm(count, generator=random).tolist()
+        for first in range(0, count, together):
+            yield order[first : first + together]
 
 
 def rate_share(done: float) -> float:

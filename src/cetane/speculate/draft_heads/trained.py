@@ -122,8 +122,8 @@ def match_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) 
 
     `checkpoint` is the bundle's. A bundle may have turned channels, or another factor on its hidden
     states; then so has the copy, and computes the same. Its output rows stay as they are.
-    CetaneError for a draft head of another model, one that reads the hidden states of
-    other layers, and a Medusa head between plain and turned channels.
+    CetaneError for a draft head of another model, and for one that reads other layers. So it is for
+    a Medusa head between plain and turned channels.
     """
     draft_head, plan = deepcopy(trained.draft_head), bundle.plan
     config, reads = draft_head.config, tapped_blocks(plan)

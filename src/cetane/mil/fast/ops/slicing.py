@@ -9,8 +9,8 @@ from cetane.mil.fast.registry import Ints, translates
 
 Mask = list[bool] | None
 
-# Beyond every axis: ONNX clamps positions to it.
 LAST, FIRST = 2**63 - 1, -(2**63)
+"""Beyond every axis: ONNX clamps positions to it."""
 
 
 @translates("slice_by_index")
@@ -72,18 +72,7 @@ def slice_update(
     last = g("Add", starts, g("Mul", g("Sub", g("Shape", update), g.ints(1)), g.ints(steps)))
     fits = g("Less", last, g.ints(sizes))
     starts = g("Where", fits, starts, g.ints(math.prod(sizes)))
-    strides = [math.prod(sizes[axis + 1 :]) for axis in range(x.rank)]
-    positions = g("ReduceSum", g("Mul", starts, g.ints(strides)), keepdims=0)
-    offsets = np.zeros([1] * x.rank, np.int64)
-    for axis, size in enumerate(update.shape):
-        factor, column = steps[axis] * strides[axis], [-1] + [1] * (x.rank - axis - 1)
-        if isinstance(size, int):
-            offsets = offsets + factor * np.arange(size).reshape(column)
-        else:
-            count = g("Squeeze", g("Shape", update, start=axis, end=axis + 1))
-            along = g("Mul", g("Range", g.ints(0), count, g.ints(1)), g.ints(factor))
-            positions = g("Add", positions, g("Reshape", along, g.ints(column)))
-    positions = g("Add", positions, g.literal(offsets))
+    positions = _flat_positions(g, starts, steps, sizes, update)
     flat = g.ints([-1])
     updated = g(
         "ScatterElements",
@@ -93,6 +82,25 @@ def slice_update(
         axis=0,
     )
     return g("Reshape", updated, g.ints(sizes))
+
+
+def _flat_positions(
+    g: OnnxGraph, starts: str, steps: list[int], sizes: list[int], update: Tensor
+) -> str:
+    """The position of each element of an update in the flat tensor, in the update's shape."""
+    rank = len(sizes)
+    strides = [math.prod(sizes[axis + 1 :]) for axis in range(rank)]
+    positions = g("ReduceSum", g("Mul", starts, g.ints(strides)), keepdims=0)
+    offsets = np.zeros([1] * rank, np.int64)
+    for axis, size in enumerate(update.shape):
+        factor, column = steps[axis] * strides[axis], [-1] + [1] * (rank - axis - 1)
+        if isinstance(size, int):
+            offsets = offsets + factor * np.arange(size).reshape(column)
+        else:
+            count = g("Squeeze", g("Shape", update, start=axis, end=axis + 1))
+            along = g("Mul", g("Range", g.ints(0), count, g.ints(1)), g.ints(factor))
+            positions = g("Add", positions, g("Reshape", along, g.ints(column)))
+    return g("Add", positions, g.literal(offsets))
 
 
 def _unsqueezed(g: OnnxGraph, x: Tensor, axes: list[int]) -> Tensor:
