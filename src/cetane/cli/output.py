@@ -22,6 +22,7 @@ from rich.text import Text
 from cetane.errors import escaped
 
 if TYPE_CHECKING:
+    from cetane.bundle import Bundle
     from cetane.files import Progress
 
 console = Console(highlight=False, emoji=False)
@@ -96,6 +97,12 @@ def between_words(text: str, width: int) -> list[str]:
 def say_next(*words: object, options: Mapping[str, object] | None = None) -> None:
     """Print the command that comes next."""
     say(f"next: {command(*words, options=options)}")
+
+
+def say_bundle(bundle: "Bundle", kept: bool, then: str = "") -> None:
+    """Print where a bundle is, its size, and whether it was written now or before."""
+    size = sum(record.bytes for record in bundle.manifest.files.values())
+    say(f"{'kept' if kept else 'wrote'} {bundle.path}: {megabytes(size)}{then}")
 
 
 def say_next_run(folder: Path) -> None:
