@@ -237,11 +237,15 @@ def cell(value: Any) -> str:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table that is at most as wide as the terminal; numbers are right-aligned.
 
-    Words are never broken. If the columns do not fit, every row becomes a list of its cells.
+    Words are never broken. If the columns do not fit, they stand closer. If that is not enough,
+    every row becomes a list of its cells.
     """
     values = list(zip(columns, *rows, strict=True))
     widths = [max(map(longest, column)) for column in values]
-    room = console.width - sum(widths) - 3 * len(columns) + 1  # edges, dividers and padding
+    room = console.width - sum(widths) - len(columns) - 1  # edges and dividers
+    apart = 2 * (len(columns) - 1)  # with padding between columns
+    padding = 1 if room >= apart else 0
+    room -= padding * apart
     if room < 0:
         print_lists(title, columns, rows)
         return
@@ -251,7 +255,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         more = min(whole[index], room // (len(columns) - left))
         widths[index], room = widths[index] + more, room - more
     console.print(Text(escaped(title), "bold"))
-    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         justify = "right" if numeric else "left"
