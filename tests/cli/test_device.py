@@ -64,6 +64,8 @@ def test_an_import_refuses_what_it_would_ignore(
     xcode.mkdir()
     twice = ("import", power, ported.path, ported.path, "--tokens", 100)
     assert "is about one load" in cetane(*twice).error
+    for words in ((ported.path,), (ported.path, kit)):  # their order is easily confused
+        assert cetane("import", *words).error == f"{ported.path} is a bundle, and no file of a Mac"
     for file in (kit, xcode):
         error = cetane("import", file, ported.path, "--tokens", 100).error
         assert error == "--tokens is for a power meter's file"

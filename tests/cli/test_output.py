@@ -48,6 +48,20 @@ def test_a_long_word_beside_a_long_text_is_whole(written: io.StringIO) -> None:
     assert max(map(len, written.getvalue().splitlines())) <= output.console.width
 
 
+def test_columns_stand_closer_before_they_become_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The points of a sweep are 88 columns wide, and fit 80."""
+    columns = ["point", "MB", "bits", "ppl", "KL", "top-1", "smoke", "tok/s"]
+    row = ["palette4-kmeans-group8+gptq", "141.5", "16.00", "413.66", "0.0000", "100.0%", "2/2",
+           "1204"]  # fmt: skip
+    for width in (88, 80):
+        file = io.StringIO()
+        monkeypatch.setattr(output, "console", Console(file=file, width=width))
+        output.table("points", columns, [row])
+        lines = file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        assert row in [line.split() for line in lines]
+
+
 def test_a_sentence_ends_its_lines_between_words(written: io.StringIO) -> None:
     sentence = "  a verifying call takes 1.02 decode steps, so it pays if 2% of drafts are accepted"
     output.say_wrapped(sentence)

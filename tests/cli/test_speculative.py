@@ -307,11 +307,15 @@ def test_bad_benches(cetane: Cetane, ported: Bundle, options, message: str) -> N
 def test_a_prompt_that_is_longer_than_the_context(
     cetane: Cetane, ported: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused before the first category runs."""
+    """It is refused before the first category runs. Those that fit are named."""
     prompts = {"chat": ["Hi"], "edit": ["Hi", "fuel " * 1000]}
     monkeypatch.setattr("cetane.pipeline.bench.suite", lambda: prompts)
     monkeypatch.setattr("cetane.pipeline.bench.call_times", lambda *_: pytest.fail("it ran"))
-    assert "edit: a prompt of" in cetane("bench", ported.path).error
+    refused = cetane("bench", ported.path)
+    assert "edit: a prompt of" in refused.error
+    assert "port with a larger --context, or ask for --categories chat\n" in refused.err
+    alone = cetane("bench", ported.path, "--categories", "edit")
+    assert alone.err.endswith("port with a larger --context\n")
 
 
 def test_the_suite_has_enough_of_everything() -> None:

@@ -75,6 +75,20 @@ def test_a_sweep_for_people(
     assert not (tmp_path / "out" / "recipe.toml").exists()
 
 
+def test_the_size_without_a_budget_judges_nothing(
+    cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path, text: Path, tmp_path: Path
+) -> None:
+    """It is that of 4 bits: who asks for formats of 8 bits did not ask for it."""
+    result = cetane(
+        "sweep", tiny_checkpoint_folder, "-r", small_file, "--text", text, "-o", tmp_path / "out",
+        "--formats", "int8-per-tensor",
+    )  # fmt: skip
+    assert result.code == 0
+    told = " ".join(result.out.split())
+    assert "which is the size without --budget" in told and "name a --budget" in told
+    assert "next:" not in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -85,7 +99,7 @@ def test_a_sweep_for_people(
         (("--budget", "9" * 400), "9: not a size"),
         (("--budget", "9" * 400 + "GB"), "9GB: not a size"),
         (("--chip", "z80"), "no chip 'z80'"),
-        (("--text", "missing.txt"), "cannot read missing.txt"),
+        (("--text", "missing.txt"), "cannot read missing.txt: No such file or directory"),
         (("-r", "nothing"), "no recipe 'nothing'"),
     ],
 )
@@ -100,7 +114,8 @@ def test_bad_arguments(
 ) -> None:
     usual = {"--text": text, "-r": small_file, "-o": tmp_path / "out"}
     others = [x for pair in usual.items() if pair[0] != arguments[0] for x in pair]
-    assert message in cetane("sweep", tiny_checkpoint_folder, *others, *arguments).error
+    told = cetane("sweep", tiny_checkpoint_folder, *others, *arguments).error
+    assert message in told and "Errno" not in told
     assert not (tmp_path / "out").exists()
 
 

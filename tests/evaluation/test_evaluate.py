@@ -472,6 +472,21 @@ def test_wrong_use(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == ["the harness's index of tasks"]  # which takes a while
     with pytest.raises(CetaneError, match="no task to run"):
         cetane.evaluate(bundle.path, [])
+    with pytest.raises(CetaneError, match="gone: no such folder"):
+        cetane.evaluate(bundle.path, TASKS, include="gone")
+
+
+def test_data_that_is_out_of_reach(bundle: Bundle, tmp_path: Path, monkeypatch: Any) -> None:
+    """The hub is asked for it. The advice names tasks that need no hub."""
+    (tmp_path / "far.yaml").write_text(
+        "task: far\ndataset_path: nobody/nothing\noutput_type: multiple_choice\n"
+        "test_split: test\ndoc_to_text: '{{text}}'\ndoc_to_target: 0\ndoc_to_choice: [a, b]\n"
+    )
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CetaneError, match=r"out of reach: .*nobody/nothing") as refused:
+        cetane.evaluate(bundle.path, ["far"], include=tmp_path)
+    assert refused.value.hint is not None and ",".join(TASKS) in refused.value.hint
 
 
 def test_a_missing_reference_is_told_before_the_bundle_answers(

@@ -46,10 +46,18 @@ def test_a_second_signal_ends_without_a_traceback(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("host", ["a" * 70 + ".example", "..", "no-such-host.invalid"])
-def test_a_name_that_is_no_host(host: str) -> None:
-    with pytest.raises(CetaneError, match=f"cannot listen on {host}:0: "):
+@pytest.mark.parametrize("host", ["a" * 70 + ".example", "..", "no-such-host.invalid", "192.0.2.1"])
+def test_a_name_that_is_no_host_of_this_machine(host: str) -> None:
+    """Another port would not help: 192.0.2.1 is an address for documentation."""
+    with pytest.raises(CetaneError, match=f"cannot listen on {host}:0: ") as refused:
         bind(host, 0)
+    assert refused.value.hint == "try another --host"
+
+
+def test_a_port_that_is_taken() -> None:
+    with bind("localhost", 0) as taken, pytest.raises(CetaneError, match="in use") as refused:
+        bind("localhost", taken.getsockname()[1])
+    assert refused.value.hint == "try another --port"
 
 
 @pytest.mark.parametrize(

@@ -106,4 +106,4 @@ def _is_gguf(path: Path) -> bool:
         with open_regular(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
+        raise CetaneError(f"cannot read {path}: {error.strerror}") from error

@@ -1,5 +1,6 @@
 """The command line: a command parses its options, calls the API and prints."""
 
+import errno
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ from cetane.cli.output import errors, print_json, warn
 from cetane.errors import SET_TMPDIR, CetaneError, printable
 
 FAULT, STOPPED = 3, 130
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a file that takes no more."""
 UNREAD = 141
 """As if SIGPIPE had ended it: the reader of the output, such as `head`, has left."""
 
@@ -94,7 +97,7 @@ def command() -> int:
     except BrokenPipeError:
         raise
     except OSError as error:  # an impossible path, or a disk that fails
-        return fail(str(error), advice(error))
+        return fail(*of_the_system(error))
     except MemoryError:
         return fail(
             "there is not enough memory for this", "close other programs, or use a smaller model"
@@ -115,10 +118,16 @@ def command() -> int:
     return code
 
 
-def advice(error: OSError) -> str | None:
-    """What to do about an error of the system, if it is known: tempfile found no folder."""
-    nowhere = "No usable temporary directory" in str(error)
-    return SET_TMPDIR if nowhere else None
+def of_the_system(error: OSError) -> tuple[str, str | None]:
+    """What went wrong in the system, and what to do about it, if that is known."""
+    if "No usable temporary directory" in str(error):
+        return str(error), SET_TMPDIR
+    if error.errno in FULL and error.filename is None:  # errors of other files name their file
+        return (
+            f"cannot write the output: {os.strerror(error.errno)}",
+            "free some space where it goes, or send it elsewhere",
+        )
+    return str(error), None
 
 
 def usage(error: typer.TyperException) -> str | None:

@@ -25,7 +25,7 @@ from cetane.cli.options import (
     parse_changes,
     refuse,
 )
-from cetane.cli.output import megabytes, print_json, progress, say, say_next, table
+from cetane.cli.output import megabytes, print_json, progress, say, say_bundle, say_next, table
 
 if TYPE_CHECKING:
     from cetane.pipeline.request import Request
@@ -73,6 +73,7 @@ def build(
         refuse("is for whole bundles, not for --only", given)
         build_some(request, target, only, rebuild, json)
         return
+    kept = target.exists() and not (rebuild or force)  # another bundle there is an error
     with crew(workers, scheduler, store, rebuild) as opened, progress("build") as update:
         bundle = build_bundle(
             request.checkpoint, request.recipe, target, update, force, rebuild=rebuild,
@@ -81,7 +82,7 @@ def build(
     if json:
         print_json({"bundle": str(bundle.path), "digest": bundle.digest})
     else:
-        say(f"built {bundle.path}")
+        say_bundle(bundle, kept)
         say_next("validate", bundle.path)
 
 

@@ -85,7 +85,11 @@ def import_(
 
 
 def kind_of(path: Path) -> str:
-    """The kind of a file, by its name, or by its first bytes."""
+    """The kind of a file, by its name, or by its first bytes. CetaneError for a bundle."""
+    from cetane.schema.manifest import MANIFEST
+
+    if (path / MANIFEST).is_file():
+        raise CetaneError(f"{path} is a bundle, and no file of a Mac", "the Mac's file comes first")
     if path.is_dir():
         return "xcode"
     if not path.is_file():

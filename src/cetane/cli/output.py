@@ -22,6 +22,7 @@ from rich.text import Text
 from cetane.errors import escaped
 
 if TYPE_CHECKING:
+    from cetane.bundle import Bundle
     from cetane.files import Progress
 
 console = Console(highlight=False, emoji=False)
@@ -96,6 +97,12 @@ def between_words(text: str, width: int) -> list[str]:
 def say_next(*words: object, options: Mapping[str, object] | None = None) -> None:
     """Print the command that comes next."""
     say(f"next: {command(*words, options=options)}")
+
+
+def say_bundle(bundle: "Bundle", kept: bool, then: str = "") -> None:
+    """Print where a bundle is, its size, and whether it was written now or before."""
+    size = sum(record.bytes for record in bundle.manifest.files.values())
+    say(f"{'kept' if kept else 'wrote'} {bundle.path}: {megabytes(size)}{then}")
 
 
 def say_next_run(folder: Path) -> None:
@@ -230,11 +237,15 @@ def cell(value: Any) -> str:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table that is at most as wide as the terminal; numbers are right-aligned.
 
-    Words are never broken. If the columns do not fit, every row becomes a list of its cells.
+    Words are never broken. If the columns do not fit, they stand closer. If that is not enough,
+    every row becomes a list of its cells.
     """
     values = list(zip(columns, *rows, strict=True))
     widths = [max(map(longest, column)) for column in values]
-    room = console.width - sum(widths) - 3 * len(columns) + 1  # edges, dividers and padding
+    room = console.width - sum(widths) - len(columns) - 1  # edges and dividers
+    apart = 2 * (len(columns) - 1)  # with padding between columns
+    padding = 1 if room >= apart else 0
+    room -= padding * apart
     if room < 0:
         print_lists(title, columns, rows)
         return
@@ -244,7 +255,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         more = min(whole[index], room // (len(columns) - left))
         widths[index], room = widths[index] + more, room - more
     console.print(Text(escaped(title), "bold"))
-    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         justify = "right" if numeric else "left"

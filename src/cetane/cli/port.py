@@ -35,9 +35,8 @@ from cetane.cli.output import (
     command,
     conclude,
     console,
-    megabytes,
     progress,
-    say,
+    say_bundle,
     say_next,
     say_next_run,
     say_wrapped,
@@ -170,9 +169,7 @@ def show(result: PortResult, seconds: float, named: bool, fix: bool, verbose: bo
     show_mend(result.explanation, fix)
     say_wrapped(f"speed, predicted: {headline(result.forecast)}")
     path = result.bundle.path
-    size = sum(record.bytes for record in result.bundle.manifest.files.values())
-    done = "kept" if result.kept else "wrote"
-    say(f"{done} {path}: {megabytes(size)} in {seconds:.0f} s")
+    say_bundle(result.bundle, result.kept, f" in {seconds:.0f} s")
     if result.passed:
         say_next_run(path)
     elif result.golden.passed:  # only residency is red

@@ -108,8 +108,10 @@ def run(
 
 def check(chat: bool, json: bool, prompt: str | None, prompt_ids: str | None) -> None:
     """Raise CetaneError unless there is exactly one of prompt, ids and chat."""
-    if sum([chat, prompt is not None, prompt_ids is not None]) != 1:
-        raise CetaneError("give one of: a prompt, --prompt-ids, or --chat")
+    given = sum([chat, prompt is not None, prompt_ids is not None])
+    if given != 1:
+        which = "only one" if given else "one"
+        raise CetaneError(f"give {which} of: a prompt, --prompt-ids, or --chat")
     if chat and json:
         raise CetaneError("--json is only for one answer, so not for --chat")
 

@@ -82,7 +82,7 @@ def sweep(
 
     It judges them on a text, and builds none. It writes the points, a plot, and the chosen point as
     a recipe. After an interruption, run it again: it keeps its results. Exit code 1 where every
-    point is larger than the budget.
+    point is larger than --budget.
     """
     from cetane.gates.residency.target import DEFAULT_OS
     from cetane.hardware.chips import DEFAULT_CHIP
@@ -132,9 +132,11 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
         say(f"wrote {path}")
     if result.chosen is None:
         smallest = min(point.weight_bytes for point in known) + result.table_bytes
+        usual = "" if result.budget_asked else ", which is the size without --budget"
+        advice = "raise --budget" if result.budget_asked else "name a --budget"
         say_wrapped(
-            f"no point has at most {megabytes(result.budget_bytes)}; the smallest has "
-            f"{megabytes(smallest)}: raise --budget"
+            f"no point has at most {megabytes(result.budget_bytes)}{usual}; the smallest has "
+            f"{megabytes(smallest)}: {advice}"
         )
     else:
         say(f"chosen: {result.chosen.name}")

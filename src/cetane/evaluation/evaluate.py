@@ -31,6 +31,8 @@ from cetane.tasks.task import task_key
 from cetane.validation import guess
 
 GATE = "evaluation"
+WITHOUT_NETWORK = ("cetane_cloze", "cetane_choice")
+"""cetane's own tasks: their data ships."""
 OWN_TASKS = Path(str(resources.files("cetane"))) / "data" / "tasks"
 
 
@@ -131,9 +133,11 @@ def task_manager(
 ) -> TaskManager:
     """The known tasks: the harness's, cetane's own, and those of the folder `include`.
 
-    Raises CetaneError for an unknown task."""
+    Raises CetaneError for an unknown task, and for a folder that is not there."""
+    if include is not None and not Path(include).is_dir():
+        raise CetaneError(f"{include}: no such folder", "tasks as YAML lie in it")
     if not tasks:
-        raise CetaneError("no task to run", "name some: --tasks cetane_cloze,cetane_choice")
+        raise CetaneError("no task to run", f"name some: --tasks {','.join(WITHOUT_NETWORK)}")
     paths = [str(OWN_TASKS), *([str(include)] if include is not None else [])]
     manager = TaskManager(include_path=paths, include_defaults=False)
     if not set(tasks) <= set(manager.all_tasks):
@@ -179,7 +183,12 @@ def run(
             )  # fmt: skip
     except CetaneError:
         raise
-    except Exception as error:  # tasks are foreign code, and their data may be out of reach
+    except ConnectionError as error:  # so says `datasets`
+        raise CetaneError(
+            f"the data of a task is out of reach: {error}",
+            f"check the network, or take tasks that need none: {','.join(WITHOUT_NETWORK)}",
+        ) from error
+    except Exception as error:  # tasks are foreign code
         raise CetaneError(f"the harness failed: {type(error).__name__}: {error}") from error
     finally:
         model.answers.save()

@@ -35,7 +35,7 @@ def sha256(path: Path, most: int | None = None) -> str:
                 )
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
+        raise CetaneError(f"cannot read {path}: {error.strerror}") from error
 
 
 def written(handle: int, size: int) -> int:

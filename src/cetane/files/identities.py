@@ -13,7 +13,7 @@ def file_identity(path: Path) -> str:
     try:
         status = path.stat()
     except OSError as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
+        raise CetaneError(f"cannot read {path}: {error.strerror}") from error
     return f"{path.name} {status.st_size} {status.st_mtime_ns}\n"
 
 

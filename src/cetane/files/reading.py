@@ -66,8 +66,8 @@ def read_bytes(path: Path, most: int = LARGEST, follow: bool = True) -> bytes:
         with open_regular(path, follow) as file:
             content = file.read(most + 1)
     except OSError as error:
-        link = error.errno == errno.ELOOP
-        raise CetaneError(f"cannot read {path}: {'it is a link' if link else error}") from error
+        reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise CetaneError(f"cannot read {path}: {reason}") from error
     if len(content) > most:
         raise too_large(path, most)
     return content
@@ -162,7 +162,7 @@ def read_exactly(path: Path, offset: int, nbytes: int) -> bytearray:
             file.seek(offset)
             count = file.readinto(buffer)
     except OSError as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
+        raise CetaneError(f"cannot read {path}: {error.strerror}") from error
     if count != nbytes:
         raise CetaneError(f"{path} became shorter while it was open", "download or copy it again")
     return buffer

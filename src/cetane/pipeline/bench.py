@@ -140,11 +140,13 @@ def suite_tokens(
         near = guess(unknown[0], known)
         raise CetaneError(f"no category {unknown[0]!r}; {near}known: {', '.join(known)}")
     ids = {name: [asked(bundle.tokenizer, text) for text in known[name][:most]] for name in chosen}
-    for name, group in ids.items():
-        longest = max(map(len, group))
-        if longest > context:
+    longest = {name: max(map(len, group)) for name, group in ids.items()}
+    fitting = [name for name in ids if longest[name] <= context]
+    for name in ids:
+        if name not in fitting:
+            other = f", or ask for --categories {','.join(fitting)}" if fitting else ""
             raise CetaneError(
-                f"{name}: a prompt of {longest} tokens, and a context of {context}",
-                "port with a larger --context, or name other --categories",
+                f"{name}: a prompt of {longest[name]} tokens, and a context of {context}",
+                f"port with a larger --context{other}",
             )
     return ids

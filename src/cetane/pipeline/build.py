@@ -55,6 +55,7 @@ def build(
         if not target.exists() and gate is None and not rebuild and (store := shared_store()):
             with disk_errors(target):
                 if fetched(store, checkpoint, recipe, target):
+                    log.info("%s comes from the store: nothing was built", target)
                     return Bundle(target)
         from cetane.pipeline.assembly import Build
         from cetane.pipeline.compression_choice import resolve_recipe

@@ -63,8 +63,11 @@ def train_draft_head(
     Without `texts` the model writes conversations, in a third of the minutes at most. The draft
     head replaces an earlier one of its kind. `features` is a folder that keeps hidden states for
     another run. Under `torchrun` every process trains; the main process returns the outcome, the
-    others None. CetaneError for a damaged bundle, too little text, and two texts of one name.
+    others None. CetaneError for a damaged bundle, too little text, two texts of one name, and no
+    minutes.
     """
+    if settings.minutes <= 0:
+        raise CetaneError(f"{settings.minutes:g} minutes: no time to train", "give more --minutes")
     started, accelerator = time.monotonic(), devices()
     opened = Bundle(Path(bundle))
     opened.verify()

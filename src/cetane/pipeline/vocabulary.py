@@ -92,7 +92,7 @@ def with_choices(
     wanted = min(len(windows), -(-count // WINDOW))
     choices: list[list[Ids]] = [[] for _ in texts]
     for done, at in enumerate(np.linspace(0, len(windows) - 1, wanted).round().astype(int)):
-        progress(f"the model's choices on {len(texts)} texts", done, wanted)
+        progress("the model's choices", done, wanted)
         index, window = windows[at]
         choices[index].append(reference.run([window.tolist()])[0].logits.argmax(1))
     empty = np.zeros(0, np.int64)

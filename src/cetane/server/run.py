@@ -1,6 +1,7 @@
 """Running a server: its socket, and its end by a signal."""
 
 import asyncio
+import errno
 import logging
 import socket
 from types import FrameType
@@ -52,8 +53,12 @@ def bind(host: str, port: int) -> socket.socket:
         bound.listen(BACKLOG)
     except (OSError, UnicodeError) as error:  # Python cannot encode a name that no host can have
         reason = getattr(error, "strerror", None) or str(error)
+        no_host = (
+            isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL
+        )
         raise CetaneError(
-            f"cannot listen on {host}:{port}: {reason}", "try another --port"
+            f"cannot listen on {host}:{port}: {reason}",
+            f"try another {'--host' if no_host else '--port'}",
         ) from error
     return bound
 

@@ -177,7 +177,7 @@ class Trie:
             with open_regular(path) as file:
                 content = file.read(longest + 1)
         except OSError as error:
-            raise CetaneError(f"cannot read {path}: {error}") from error
+            raise CetaneError(f"cannot read {path}: {error.strerror}") from error
         body = content[start:]
         hint = "remove it to start anew"
         if not content.startswith(MAGIC) or len(content) < start or len(content) > longest:

@@ -64,6 +64,8 @@ class SweepResult:
     """The point nearest to fp16 within the budget; None if every point is larger."""
     budget_bytes: int
     """The budget for weights and tables, in bytes, as `port` counts it."""
+    budget_asked: bool
+    """Whether the user asked for that budget: else it judges nothing."""
     table_bytes: int
     """Bytes of the host's tables, in the recipe's format: every point has these too."""
     refused: Mapping[str, str]
@@ -73,8 +75,8 @@ class SweepResult:
 
     @property
     def passed(self) -> bool:
-        """Whether a point is as small as the budget asks."""
-        return self.chosen is not None
+        """Whether a point is as small as the user asks."""
+        return self.chosen is not None or not self.budget_asked
 
     @property
     def recipe(self) -> Path | None:
@@ -181,5 +183,6 @@ def run_sweep(
     else:
         files.append(write_recipe(work, chosen))
     return SweepResult(
-        work.folder, points, chosen, size + sizes.beside, sizes.tables, work.refused, files
-    )
+        work.folder, points, chosen, size + sizes.beside, budget is not None, sizes.tables,
+        work.refused, files,
+    )  # fmt: skip
