@@ -17,7 +17,13 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, Tokenizer, gguf_model_types, open_checkpoint
 from cetane.gates import transformers_files
 from cetane.gates.explain import explain
-from cetane.gates.files_read import as_chance, only_ours, other_config, other_tokens
+from cetane.gates.files_read import (
+    as_chance,
+    only_ours,
+    other_config,
+    other_tokens,
+    refused_chat,
+)
 from cetane.gates.golden import golden
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.transformers_files import TransformersFiles, read_by_transformers
@@ -74,6 +80,14 @@ def test_other_signs_than_english(model: Checkpoint, theirs: TransformersFiles) 
     backend = type(model.tokenizer.backend).from_str(model.tokenizer.backend.to_str())
     backend.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
     assert labels(replace(model.tokenizer, backend=backend), theirs) == ["text", "plain text"]
+
+
+def test_a_template_that_refuses_a_question_alone(model: Checkpoint) -> None:
+    right, why = model.tokenizer, "a system message comes first"
+    assert refused_chat(right) is None
+    assert refused_chat(replace(right, chat_template=None)) is None
+    told = refused_chat(replace(right, chat_template=f"{{{{ raise_exception('{why}') }}}}"))
+    assert told is not None and f"{why}. So greedy decoding" in told
 
 
 @pytest.mark.parametrize(
