@@ -455,7 +455,7 @@ def test_a_blank_token_that_strips(side: str, beside: bool, folder: Path, tmp_pa
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(CetaneError, match=r"the added token '\\n' is blank, and takes") as caught:
         Tokenizer.load(tmp_path)
-    assert caught.value.hint == "set its lstrip and rstrip to false"
+    assert str(caught.value.hint).startswith("set its lstrip and rstrip to false")
     content["added_tokens"] = [*content["added_tokens"][:4], token]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)

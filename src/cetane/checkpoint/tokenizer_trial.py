@@ -115,9 +115,7 @@ def tried(path: Path) -> str | None:
         return f"a regular expression of it fails on a short text: {gave_up[1]}"
     if raised := RAISED.search(said):
         return f"it fails on a short text: {raised[1][:200]}"
-    if (
-        "panicked" in said and "Os {" not in said
-    ):  # with an error of the system, it may be the machine
+    if "panicked" in said and "Os {" not in said:  # no error of this machine
         return "the tokenizers library panics on it"
     raise no_verdict(path, why_it_ended(done.returncode, said))
 
