@@ -411,6 +411,57 @@ def test_a_regex_that_tries_all_ways(regex: str, folder: Path, tmp_path: Path) -
         Tokenizer.load(tmp_path)
 
 
+PANIC = {"decoder": {"type": "Strip", "content": " ", "start": 2**60, "stop": 2**60}}
+NO_UNKNOWN = {
+    "model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "no such token",
+              "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [(PANIC, "the tokenizers library panics on it"), (NO_UNKNOWN, "fails on a short text: Word")],
+)
+def test_a_library_that_fails_is_a_verdict(
+    changes: dict[str, Any],
+    why: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It fails on any machine. Without a verdict, each command would try it anew."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | changes))
+    said = f"is not a valid tokenizer: .*{why}"
+    with pytest.raises(CetaneError, match=said):
+        Tokenizer.load(tmp_path)
+    monkeypatch.setattr(tokenizer_trial, "tried", None)
+    with pytest.raises(CetaneError, match=said):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_a_blank_token_that_strips(side: str, beside: bool, folder: Path, tmp_path: Path) -> None:
+    """Of 100,000 newlines, such a token takes minutes."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    token = content["added_tokens"][0] | {"id": 400, "content": "\n"}
+    if beside:
+        config = {"added_tokens_decoder": {"400": token | {side: True}}}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    else:
+        content["added_tokens"].append(token | {side: True})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match=r"the added token '\\n' is blank, and takes") as caught:
+        Tokenizer.load(tmp_path)
+    assert str(caught.value.hint).startswith("set its lstrip and rstrip to false")
+    content["added_tokens"] = [*content["added_tokens"][:4], token]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+    assert len(Tokenizer.load(tmp_path).encode_plain("\n\n")) == 2
+
+
 def test_template_from_the_config(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     for value, expected in (

@@ -18,11 +18,13 @@ from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
 from cetane.checkpoint.gguf import model_types
 from cetane.gates import transformers_files
 from cetane.gates.explain import explain
-from cetane.gates.files_read import as_chance, only_ours, other_config, other_tokens
+from cetane.gates.files_read import FilesRead, as_chance, only_ours, other_config, other_tokens
 from cetane.gates.golden import golden
 from cetane.gates.golden_result import GoldenResult
+from cetane.gates.reference import Reference
 from cetane.gates.transformers_files import TransformersFiles, read_by_transformers
 from cetane.pipeline.build import build
+from cetane.planner import Planner
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,20 @@ def test_other_signs_than_english(model: Checkpoint, theirs: TransformersFiles) 
     backend = type(model.tokenizer.backend).from_str(model.tokenizer.backend.to_str())
     backend.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
     assert labels(replace(model.tokenizer, backend=backend), theirs) == ["text", "plain text"]
+
+
+def test_a_template_that_refuses_a_question_alone(model: Checkpoint) -> None:
+    right, why = model.tokenizer, "a system message comes first"
+    strict = replace(right, chat_template=f"{{{{ raise_exception('{why}') }}}}")
+    read = Planner(model, tiny_recipe()).model, Reference(model)
+
+    def told(given: Tokenizer) -> list[str]:
+        warnings = FilesRead(model, *read, given).warnings(1.0)
+        return [warning for warning in warnings if "So greedy decoding" in warning]
+
+    assert told(right) == told(replace(right, chat_template=None)) == []
+    (warning,) = told(strict)
+    assert f"{why}. So greedy decoding" in warning
 
 
 @pytest.mark.parametrize(

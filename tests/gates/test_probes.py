@@ -1,5 +1,6 @@
 """Probes are ordinary tokens, and always the same ones."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -361,6 +362,12 @@ def test_chat_prompts(tokenizer: Tokenizer, tiny_checkpoint_folder: Path) -> Non
         for q in QUESTIONS[:2]
     ]  # fmt: skip
     assert chat_prompts(tokenizer, 2) == expected
+
+
+def test_chat_prompts_of_a_template_that_refuses_a_question_alone(tokenizer: Tokenizer) -> None:
+    """Some want a system message first."""
+    strict = replace(tokenizer, chat_template="{{ raise_exception('a system message first') }}")
+    assert chat_prompts(strict, 1) == [strict.encode(QUESTIONS[0])]
 
 
 def test_chat_prompts_without_a_template(tokenizer: Tokenizer) -> None:

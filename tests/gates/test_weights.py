@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from tests.conftest import InMemoryCheckpoint
+from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.matrix_models import QWEN_NEXT
 from tests.families.mixture_models import MIXTURES, build_mixture
 from tests.families.recipes import recipe
 
+from cetane.compress import Selection
 from cetane.families import Held, RoutedBlock, Weight
-from cetane.gates.weights import unused_parameters
+from cetane.gates.weights import uncompared, unused_parameters
 from cetane.planner import Planner
 
 
@@ -48,3 +49,13 @@ def test_an_expert_that_reads_anothers_weights() -> None:
     names = {name for name in shapes if f".{block.layer}." in name and ".experts." in name}
     problems = [*unused_parameters(planner, shapes)]
     assert {problem.partition(":")[0] for problem in problems} == names != set()
+
+
+def test_a_lost_file_of_fitted_constants_is_told() -> None:
+    """Without it, one channel of half its size passes in few bits."""
+    checkpoint = InMemoryCheckpoint(build_model("llama"))
+    file = {"file": "lost.safetensors", "sha256": "0" * 64}
+    lost = Selection.model_validate({"method": "gptq", "fitted": file})
+    (told,) = uncompared(checkpoint, lost)  # type: ignore[arg-type]
+    assert "lost.safetensors" in told and "had only to resemble their weights" in told
+    assert [*uncompared(checkpoint, Selection())] == []  # type: ignore[arg-type]

@@ -48,6 +48,8 @@ LARGEST_TEMPLATE = 1 << 17
 """Characters. The longest template of a released model has 30,000."""
 MOST_NAMES = 512
 """The most names in a template. Jinja copies all of them for each condition when it compiles."""
+PLAIN_TEXT = "ask in plain text, or mend the model's chat template and port the model again"
+"""The advice for a template that does not work."""
 OWNERS = (str, dict, list, tuple)
 """Python's own types whose methods a template may call."""
 REFUSED = {
@@ -76,7 +78,8 @@ def render(
     """
     if len(template) > LARGEST_TEMPLATE:
         raise CetaneError(
-            f"the chat template has {len(template):,} characters, more than {LARGEST_TEMPLATE:,}"
+            f"the chat template has {len(template):,} characters, more than {LARGEST_TEMPLATE:,}",
+            PLAIN_TEXT,
         )
     try:
         with rendering():
@@ -90,7 +93,9 @@ def render(
             return join(pieces)
     except Exception as error:  # a template is foreign code, which can fail in any way
         reason = " ".join(spoken(error).split()) or type(error).__name__
-        raise CetaneError(f"the chat template does not accept these messages: {reason}") from error
+        raise CetaneError(
+            f"the chat template does not accept these messages: {reason}", PLAIN_TEXT
+        ) from error
 
 
 def _as_transformers_hands_it(message: Mapping[str, Any]) -> dict[str, Any]:

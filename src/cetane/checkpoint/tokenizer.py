@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from cetane.checkpoint.added_tokens import declared_tokens
+from cetane.checkpoint.added_tokens import check_blanks, declared_tokens
 from cetane.checkpoint.chat_template import render
 from cetane.checkpoint.convert_tokenizer import SOURCES, converted
 from cetane.checkpoint.text_stream import TextStream
@@ -88,6 +88,7 @@ class Tokenizer:
             named, tokens = declared_tokens(folder, backend)
             if path.parent == folder:  # transformers has added them to what it made
                 backend.add_tokens(tokens)
+            check_blanks(folder, backend)
         special = of_its_class | {n: text for n, text in named.items() if n.endswith("_token")}
         config = read_json_if_present(folder / "tokenizer_config.json")
         backend.encode_special_tokens = config.get(SPLITS) is True

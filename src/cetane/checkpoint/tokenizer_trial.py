@@ -77,6 +77,8 @@ tokenizer.get_vocab_size()
 GAVE_UP = re.compile(r"Onig: Regex search error: ([a-z -]+)")
 """How the library ends at a regular expression that tries too many ways: after ten million steps,
 on any machine."""
+RAISED = re.compile(r"^Exception: (.+)", re.MULTILINE)
+"""What the library raises at a text that it cannot encode."""
 SANDBOX = Sandbox(CODE, SECONDS, MEMORY, 3 * SECONDS, {"TOKENIZERS_PARALLELISM": "false"})
 
 
@@ -111,6 +113,10 @@ def tried(path: Path) -> str | None:
         return said.removeprefix("error: ")[:200]
     if gave_up := GAVE_UP.search(said):
         return f"a regular expression of it fails on a short text: {gave_up[1]}"
+    if raised := RAISED.search(said):
+        return f"it fails on a short text: {raised[1][:200]}"
+    if "panicked" in said and "Os {" not in said:  # no error of this machine
+        return "the tokenizers library panics on it"
     raise no_verdict(path, why_it_ended(done.returncode, said))
 
 

@@ -56,6 +56,8 @@ UNREAD = (
     "transformers' save_pretrained writes them, and report the file"
 )
 
+REFUSED_CHAT = "{}. So greedy decoding was judged on plain text alone"
+
 
 class FilesRead:
     """A checkpoint's files, as cetane and transformers read them."""
@@ -104,6 +106,7 @@ class FilesRead:
             only_ours(self.theirs, gguf, loader),
             as_chance(perplexity, self.model.vocab) if loader == "cetane" else None,
             warn_unread(self.unread_in_folder, self.model),
+            refused_chat(self.given),
         ]
         yield from filter(None, told)
 
@@ -219,6 +222,16 @@ def only_ours(theirs: TransformersFiles, gguf: bool, loader: str) -> str | None:
         return None
     why = f" (transformers: {theirs.error})" if theirs.error and "tokenizer" in left else ""
     return ONLY_OURS.format(", ".join(left)) + why
+
+
+def refused_chat(given: Tokenizer) -> str | None:
+    """A warning of a chat template that refuses a question alone, as `asked` has it; else None."""
+    if given.has_chat_template:
+        try:
+            given.chat(CHATS[0])
+        except CetaneError as error:
+            return REFUSED_CHAT.format(error.message)
+    return None
 
 
 def as_chance(perplexity: float, vocab: int) -> str | None:

@@ -71,6 +71,7 @@ from cetane.gates.weights import (
     LISTED,
     WrongWeight,
     judge_weights,
+    uncompared,
     unused_parameters,
     wrong_weights,
 )
@@ -234,6 +235,7 @@ class Proof:
                 *compression.warnings,
                 *near(compression.ranges, self.planner),
                 *(self.files.warnings(compression.model_perplexity) if alone else ()),
+                *(uncompared(self.weights, self.planner.recipe.compression) if alone else ()),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
             probes={

@@ -8,6 +8,7 @@ nearest to the end of fp16's range.
 
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -374,7 +375,9 @@ def chat_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
 
 
 def asked(tokenizer: Tokenizer, question: str) -> list[int]:
-    """A question in the model's chat template, else as plain text."""
+    """A question in the model's chat template. It is plain text if there is none, and if the
+    template refuses a question alone: some want a system message, or parts in place of a text."""
     if tokenizer.has_chat_template:
-        return tokenizer.chat([{"role": "user", "content": question}])
+        with suppress(CetaneError):
+            return tokenizer.chat([{"role": "user", "content": question}])
     return tokenizer.encode(question)

@@ -31,6 +31,8 @@ from cetane.validation import Data
 LISTED = 20
 """The most wrong constants that a result lists."""
 
+UNCOMPARED = "{}. So constants had only to resemble their weights, not to equal what was fitted"
+
 
 READING = "reading"
 """The place of what cetane reads of a model's files otherwise than transformers."""
@@ -76,6 +78,14 @@ def encoder_of(weights: Weights, compression: Selection) -> Encoder | None:
         return Encoder(weights, compression)
     except CetaneError:
         return None
+
+
+def uncompared(weights: Weights, compression: Selection) -> Iterator[str]:
+    """The warning of constants that could not be compared bit for bit."""
+    try:
+        Encoder(weights, compression)
+    except CetaneError as error:
+        yield UNCOMPARED.format(error.message)
 
 
 def wrong(

@@ -34,7 +34,7 @@ from cetane.mil.program import (
 from cetane.mil.validate import check_program
 
 MOST_OPS = 500_000
-"""The most ops and nested bodies of a function. Functions of ports have some 2,000."""
+"""The most ops and nested bodies of a package. Functions of ports have some 2,000."""
 
 _DTYPES = {
     1: "bool",
@@ -65,28 +65,28 @@ def load(path: str | Path) -> Program:
     Raises CetaneError if the package, its specification or a weight file is damaged or wrong.
     """
     package = Package(Path(path))
-    return _program(package, package.spec)
+    return _program(_Reader(package), package.spec)
 
 
 def load_pipeline(path: str | Path) -> Pipeline:
     """Read a package that holds a pipeline of ML programs, or one program. Raises as `load`."""
     package = Package(Path(path))
     outputs = tuple(feature.name for feature in package.spec.description.output)
-    return Pipeline(tuple(_programs(package, package.spec)), outputs)
+    return Pipeline(tuple(_programs(_Reader(package), package.spec)), outputs)
 
 
-def _programs(package: Package, spec: Any) -> Iterator[Program]:
+def _programs(reader: "_Reader", spec: Any) -> Iterator[Program]:
     kind = spec.WhichOneof("Type")
     if kind not in ("pipeline", "pipelineClassifier", "pipelineRegressor"):
-        yield _program(package, spec)
+        yield _program(reader, spec)
         return
     pipeline = spec.pipeline if kind == "pipeline" else getattr(spec, kind).pipeline
     for model in pipeline.models:
-        yield from _programs(package, model)
+        yield from _programs(reader, model)
 
 
-def _program(package: Package, spec: Any) -> Program:
-    path = package.path
+def _program(reader: "_Reader", spec: Any) -> Program:
+    path = reader.package.path
     if spec.WhichOneof("Type") != "mlProgram":
         kind = spec.WhichOneof("Type") or "empty"
         raise CetaneError(f"{path} holds no ML program (its type is {kind})")
@@ -96,7 +96,6 @@ def _program(package: Package, spec: Any) -> Program:
             f"{path} is of version {version} of Core ML's specification; "
             f"ML programs are of {known[0]} to {known[-1]}"
         )
-    reader = _Reader(package)
     description = spec.description
     _check_description(path, description, spec.mlProgram)
     described = {function.name: function for function in description.functions}
@@ -112,7 +111,7 @@ def _program(package: Package, spec: Any) -> Program:
     default = description.defaultFunctionName or ("main" if "main" in functions else min(functions))
     if default not in functions:
         raise CetaneError(f"{path} has no function {default!r}, which is its default")
-    program = Program(package.path, functions, default, version)
+    program = Program(path, functions, default, version)
     check_program(program)
     return program
 
@@ -135,17 +134,16 @@ class _Reader:
     """Translates messages, and opens each weight file of the package once."""
 
     def __init__(self, package: Package) -> None:
-        self._package = package
+        self.package = package
         self._blobs: dict[str, BlobFile] = {}
         self._types: dict[bytes, TensorType] = {}
         """By their messages: a program of a thousand ops has a few dozen types."""
         self._ops = 0
-        """Ops and bodies of the function that is read."""
+        """Ops and bodies that were read so far."""
 
     def function(self, name: str, message: Any, description: Any) -> MilFunction:
         """A function, from its message and from that which describes its features."""
         self._check_function(name, message)
-        self._ops = 0
         body = self.body(message.block_specializations[message.opset])
         inputs, states = self._inputs(message, description)
         outputs, dictionaries = self._outputs(name, body, inputs)
@@ -207,7 +205,7 @@ class _Reader:
         """A body with all its ops, which it counts. Raises CetaneError for more than `MOST_OPS`."""
         self._ops += 1 + len(message.operations)
         if self._ops > MOST_OPS:
-            raise self._error(f"a function has more than {MOST_OPS:,} ops")
+            raise self._error(f"it has more than {MOST_OPS:,} ops")
         return Body(
             tuple(self._value(named) for named in message.inputs),
             tuple(self._op(op) for op in message.operations),
@@ -278,7 +276,7 @@ class _Reader:
 
     def _blob(self, name: str) -> BlobFile:
         if name not in self._blobs:
-            self._blobs[name] = BlobFile(self._package.file(name))
+            self._blobs[name] = BlobFile(self.package.file(name))
         return self._blobs[name]
 
     def _tensor_type(self, message: Any) -> TensorType:
@@ -307,7 +305,7 @@ class _Reader:
         return TensorType(shape, dtype)
 
     def _error(self, message: str) -> CetaneError:
-        return CetaneError(f"{self._package.path}: {message}")
+        return CetaneError(f"{self.package.path}: {message}")
 
 
 def _check_immediate(tensor: Any, type_: TensorType) -> None:
