@@ -63,7 +63,7 @@ class Theirs:
         bits, group = palette(form)
         made = {}
         for name, layer in self.layers.items():
-            weight = layer.weight.detach().half().float().numpy()
+            weight = layer.get_parameter("weight").detach().half().float().numpy()
             found = palettize_weights.blockwise_compress(weight, "KMEANS", bits, [group, 0])
             made[name] = torch.from_numpy(lut_to_dense(found.indices, found.lut, None))
         return made
@@ -74,7 +74,7 @@ class Theirs:
         layers = linear_layers(model, self.paths, self.layers)
         paths = {module: path for path, module in model.named_modules()}
         for layer in layers.values():
-            layer.weight.requires_grad_(True)
+            layer.get_parameter("weight").requires_grad_(True)
         own = {"n_bits": bits, "granularity": "per_grouped_channel", "group_size": group}
         config = SKMPalettizerConfig.from_dict(
             {
@@ -88,7 +88,7 @@ class Theirs:
             skm.compute_sensitivity(self.text.split(BATCH), next_token_loss, **known)
         model = skm.compress(self.text.split(BATCH), next_token_loss, num_kmeans_workers=1, **known)
         made = linear_layers(model, self.paths, self.layers)
-        return {name: layer.weight.detach() for name, layer in made.items()}
+        return {name: layer.get_parameter("weight").detach() for name, layer in made.items()}
 
     @torch.no_grad()
     def gptq(self, form: str) -> dict[str, Tensor]:
@@ -101,7 +101,7 @@ class Theirs:
         for layer in layers.values():
             layer.register_forward_pre_hook(partial(compress_now, config, done))
         model(self.text, use_cache=False, logits_to_keep=1)
-        return {name: layer.weight.detach() for name, layer in layers.items()}
+        return {name: layer.get_parameter("weight").detach() for name, layer in layers.items()}
 
 
 def compress_now(

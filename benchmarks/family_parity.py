@@ -109,7 +109,7 @@ FAMILIES = {
     "glm4": Family(test_glm4.configs(), build_model, 2),
     "layer_normed": Family(test_layer_normed.configs(), build_layer_normed, len(LAYER_NORMED)),
     "gpt2": Family(test_gpt2.configs(), build_model, len(test_gpt2.BOOLEANS)),
-    "gptj": Family(test_gptj.configs(), test_gptj.build, len(test_gptj.MODEL_TYPES)),
+    "gptj": Family(test_gptj.configs(), test_gptj.build, 2),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "lfm2_moe": Family(named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(build_lfm2_moe)),
     "lfm3": Family(named("lfm3", test_lfm2.later_configs()), build_model),
