@@ -175,7 +175,7 @@ def test_byte_level(pre: str, tmp_path: Path) -> None:
 def test_splits_are_those_of_transformers() -> None:
     """Its reader of GGUF files has the rules of the models that it reads."""
     both = GGUF_PRE_TOKENIZER_SPLITS.keys() & PRE_TOKENIZERS.keys()
-    assert {"llama4", "pixtral", "tekken", "dbrx", "megrez"} <= both
+    assert {"llama4", "pixtral", "tekken", "dbrx", "megrez", "falcon-h1"} <= both
     for name in both:
         assert PRE_TOKENIZERS[name].splits == (GGUF_PRE_TOKENIZER_SPLITS[name],), name
 
@@ -195,6 +195,27 @@ def test_the_splits_that_llama_cpp_calls_default(
     """By hand: runs of punctuation, then GPT-2's words, then numbers in threes."""
     backend = byte_level_backend("gpt-2")
     tokenizer = load(byte_level_gguf(tmp_path / "m.gguf", backend, "default"))
+    found = tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:stop] for _, (start, stop) in found] == pieces
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "pieces"),
+    [
+        ("jais-2", "a      b 1234", ["a", "    ", " ", " b", " ", "123", "4"]),
+        ("jais-2", "don't  ", ["don", "'t", "  "]),
+        ("youtu", "ab\u4e2d\u6587 12don't", ["ab", "\u4e2d\u6587", " ", "1", "2", "don't"]),
+        ("youtu", "\ud55c\uae00\u3001ok", ["\ud55c\uae00", "\u3001", "ok"]),
+        ("command-r", "it's 12", ["it", "'s", " ", "1", "2"]),
+        ("stablelm2", "it's 12", ["it", "'s", " ", "1", "2"]),
+    ],
+)
+def test_splits_that_transformers_does_not_know(
+    kind: str, text: str, pieces: list[str], tmp_path: Path
+) -> None:
+    """By hand: Jais 2 takes spaces by powers of two, Youtu runs of a script first."""
+    backend = byte_level_backend("gpt-2")
+    tokenizer = load(byte_level_gguf(tmp_path / "m.gguf", backend, kind))
     found = tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)
     assert [text[start:stop] for _, (start, stop) in found] == pieces
 
@@ -456,7 +477,7 @@ def good_bpe(writer: gguf.GGUFWriter) -> None:
         (
             "gpt2",
             [lambda w: w.add_token_list(["a"]), lambda w: w.add_tokenizer_pre("new")],
-            "pre-tokenizer 'new' is not known; known are: chatglm-bpe, dbrx, ",
+            "pre-tokenizer 'new' is not known; known are: chatglm-bpe, command-r, ",
         ),
         ("gpt2", [good_tokens], r"no tokenizer\.ggml\.merges"),
         ("gemma4", [good_tokens], r"no tokenizer\.ggml\.merges"),

@@ -24,6 +24,14 @@ _GPT4O = (
     .replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _ENDINGS + "|")
     .replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 )
+_SPACES = "".join(rf"|\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+_JAIS2 = _LLAMA3.replace(r"|\s+(?!\S)|\s+", rf"{_SPACES}|\s{{1}}")
+_YOUTU_SCRIPTS = (
+    r"[\uac00-\ud7a3\u3131-\u318e]+"
+    r"|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    r"|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+)
+_YOUTU = _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}")
 _SEED_CODER = _QWEN2.replace(r"+[\r\n]*|", "+|")
 
 # From the tokenizer.json of DeepSeek-V2-Lite, DeepSeek-Coder and DeepSeek-V3. Characters are
@@ -76,10 +84,11 @@ PRE_TOKENIZERS = (
         PreTokenizer((_GPT2,)),
     )
     | dict.fromkeys(
-        ("smollm", "starcoder", "refact", "minerva-7b"), PreTokenizer((r"\p{N}", _GPT2))
+        ("smollm", "starcoder", "refact", "minerva-7b", "command-r"),
+        PreTokenizer((r"\p{N}", _GPT2)),
     )
     | dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "pixtral", "midm-2.0"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "midm-2.0"),
         PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     )
     | dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((_LLAMA3,)))
@@ -87,6 +96,9 @@ PRE_TOKENIZERS = (
     | {
         "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9]{3}")),
         "qwen2": PreTokenizer((_QWEN2,), nfc=True),
+        "stablelm2": PreTokenizer((_QWEN2,), nfc=True),
+        "jais-2": PreTokenizer((_JAIS2,)),
+        "youtu": PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True),
         "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
         "megrez": PreTokenizer((_QWEN2,)),
         "seed-coder": PreTokenizer((_SEED_CODER,)),
