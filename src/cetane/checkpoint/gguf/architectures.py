@@ -28,6 +28,7 @@ class Architecture:
     biased: tuple[str, ...] = names.BIASED
     """The endings of the modules that may have biases."""
     layers: str = "model.layers"
+    """The path of Hugging Face's layers."""
 
     def tensor_names(self, config: Config) -> tuple[Names, Names]:
         """Hugging Face's names by GGUF's: of all weights, and of biases that there may be."""

@@ -61,9 +61,7 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": max(keys.integers("attention.head_count_kv", layers, heads)),
         "head_dim": head_dim,
-        _LAYER_NORMED.get(kind, "rms_norm_eps"): keys.number(
-            f"attention.layer_norm_{'' if kind in _LAYER_NORMED else 'rms_'}epsilon"
-        ),
+        **epsilon(keys, kind),
         "max_position_embeddings": keys.integer("context_length"),
         # The table's own rows: the file may pad it beyond the tokenizer's vocabulary.
         "vocab_size": vocabulary(file, hidden),
@@ -81,6 +79,13 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         config |= experts(keys, kind)
     own = OWN.get(kind)
     return config | own(Facts(file, keys, config, rotary_width)) if own else config
+
+
+def epsilon(keys: Keys, model_type: str) -> dict[str, float]:
+    """The epsilon of all norms: layer norms, or those of the mean square."""
+    if model_type in _LAYER_NORMED:
+        return {_LAYER_NORMED[model_type]: keys.number("attention.layer_norm_epsilon")}
+    return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 
 def layer_count(keys: Keys) -> int:
@@ -103,11 +108,10 @@ def experts(keys: Keys, model_type: str) -> dict[str, Any]:
         "granitemoehybrid": "num_local_experts", "gpt_oss": "num_local_experts",
         "deepseek_v2": "n_routed_experts", "ernie4_5_moe": "moe_num_experts",
     }  # fmt: skip
+    taken = "moe_k" if model_type == "ernie4_5_moe" else "num_experts_per_tok"
     return {
         names.get(model_type, "num_experts"): keys.integer("expert_count"),
-        "moe_k" if model_type == "ernie4_5_moe" else "num_experts_per_tok": keys.integer(
-            "expert_used_count"
-        ),
+        taken: keys.integer("expert_used_count"),
     }
 
 

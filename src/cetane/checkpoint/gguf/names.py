@@ -238,7 +238,7 @@ def deepseek2(config: Config, index: int) -> Names:
 
 def ernie_mixture(config: Config, index: int) -> Names:
     names, first = ATTENTION | NORMS_BEFORE, config["moe_layer_start_index"]
-    if index < first or (index - first + 1) % config["moe_layer_interval"]:
+    if index < first or (index + 1) % config["moe_layer_interval"]:
         return names | MLP
     if config["moe_num_shared_experts"]:
         names |= shared("shared_experts")

@@ -104,10 +104,12 @@ def attention(context: Context, op: Op) -> list[Op] | None:
     is exact. Keys that are joined from a past and new columns stay apart. A column of scores that
     is cut off after the softmax is a sink.
     """
-    found, result = _attention_inputs(context, op), op.outputs[0].type
-    if found is None or result is None:
+    found = _attention_inputs(context, op)
+    if found is None:
         return None
-    inputs, stretch, factor = found
+    (inputs, stretch, factor), result = found, op.outputs[0].type
+    if result is None:
+        return None
     name = op.outputs[0].name
     mixed = f"{name}:mixed" if factor != 1 else name
     ops = [

@@ -52,8 +52,8 @@ def _smollm3(facts: Facts) -> dict[str, Any]:
 
 @of("cohere")
 def _cohere(facts: Facts) -> dict[str, Any]:
-    return {"logit_scale": facts.keys.number("logit_scale"), "use_qk_norm": facts.has(
-        "attn_q_norm.weight"), "attention_bias": facts.has("attn_q.bias")}  # fmt: skip
+    own = {"logit_scale": facts.keys.number("logit_scale")}
+    return facts.biased | own | {"use_qk_norm": facts.has("attn_q_norm.weight")}
 
 
 @of("cohere2")
@@ -74,16 +74,12 @@ def _exaone(facts: Facts) -> dict[str, Any]:
 
 @of("olmo")
 def _olmo_1(facts: Facts) -> dict[str, Any]:
-    key = "attention.clamp_kqv"
-    _check_epsilon(facts)
-    return {"clip_qkv": None if facts.keys.get(key) is None else facts.keys.number(key)}
-
-
-def _check_epsilon(facts: Facts) -> None:
-    """Refuse another epsilon than transformers' OLMo has, whose config has none."""
-    value = facts.config["layer_norm_eps"]
+    """transformers' norms have one epsilon, which no config has: another is refused."""
+    keys, value = facts.keys, facts.config["layer_norm_eps"]
     if abs(value - _OLMO_EPS) > 1e-3 * _OLMO_EPS:
-        raise facts.keys.bad("attention.layer_norm_epsilon", f"{_OLMO_EPS}", value)
+        raise keys.bad("attention.layer_norm_epsilon", f"{_OLMO_EPS}", value)
+    key = "attention.clamp_kqv"
+    return {"clip_qkv": None if keys.get(key) is None else keys.number(key)}
 
 
 @of("olmo2")
@@ -121,22 +117,20 @@ def _gpt_neox(facts: Facts) -> dict[str, Any]:
 
 @of("jais2")
 def _jais2(facts: Facts) -> dict[str, Any]:
-    biases = {"attention_bias": facts.has("attn_q.bias"), "mlp_bias": facts.has("ffn_up.bias")}
-    return biases | {"hidden_act": "relu2"}
+    return facts.biased | {"mlp_bias": facts.has("ffn_up.bias"), "hidden_act": "relu2"}
 
 
 @of("minicpm3")
 def _minicpm3(facts: Facts) -> dict[str, Any]:
     """The file lacks the three factors of its only release, as llama.cpp's code has them."""
-    keys, rotary = facts.keys, facts.rotary_width
-    width, rank = keys.integer("attention.key_length"), keys.integer("attention.kv_lora_rank")
+    keys, rotary, width = facts.keys, facts.rotary_width, facts.config["head_dim"]
     heads, rows = facts.config["num_attention_heads"], facts.rows("attn_kv_b.weight")
     plain = width - rotary
     if plain <= 0 or rows % heads or rows // heads <= plain:
         raise keys.bad("attention.key_length", f"of {rows} rows for {heads} heads", width)
     return {
         "q_lora_rank": keys.integer("attention.q_lora_rank"),
-        "kv_lora_rank": rank,
+        "kv_lora_rank": keys.integer("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotary,
         "qk_nope_head_dim": plain,
         "v_head_dim": rows // heads - plain,
@@ -162,8 +156,7 @@ def _ministral3(facts: Facts) -> dict[str, Any]:
 
 @of("nemotron")
 def _nemotron(facts: Facts) -> dict[str, Any]:
-    biases = {"attention_bias": facts.has("attn_q.bias"), "mlp_bias": facts.has("ffn_up.bias")}
-    return biases | {"hidden_act": "relu2", "rope_parameters": facts.turned_part}
+    return _jais2(facts) | {"rope_parameters": facts.turned_part}
 
 
 @of("phi")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cetane.checkpoint.gguf.model_types.facts import (
+    SIGMOID,
     SOFTMAX,
     Facts,
     check_one_base,
@@ -100,7 +101,9 @@ def _deepseek(facts: Facts) -> dict[str, Any]:
 
 def _of_deepseek_v3(facts: Facts) -> dict[str, Any]:
     """What DeepSeek-V3 adds: experts weighed by a sigmoid of each, in groups; or no experts."""
-    keys = facts.keys
+    keys, gating = facts.keys, facts.keys.get("expert_gating_func")
+    if gating not in (None, SIGMOID):
+        raise keys.bad("expert_gating_func", f"{SIGMOID}, which alone is supported", gating)
     return {
         "model_type": "deepseek_v3",
         "architectures": ["DeepseekV3ForCausalLM"],

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cetane.checkpoint.gguf.model_types.facts import (
-    SIGMOID,
-    Facts,
-    of,
-)
+from cetane.checkpoint.gguf.model_types.facts import SIGMOID, Facts, of
 from cetane.checkpoint.gguf.model_types.mixtures import GRANITE
 
 
