@@ -21,12 +21,12 @@ def near(kind: str) -> Nearest:
 
 
 def test_a_model_with_other_experts() -> None:
-    """phimoe: LayerNorms as Nemotron's, and experts in place of an MLP."""
-    told = near("phimoe")
-    assert told.model_type == "nemotron"
+    """cohere2_moe: a Cohere with experts in place of an MLP."""
+    told = near("cohere2_moe")
+    assert told.model_type == "cohere"
     assert "model.layers.*.mlp.experts.gate_up_proj" in told.unread
     assert "model.layers.*.mlp.up_proj.weight" in told.missing
-    assert "num_local_experts" in told.keys
+    assert "num_experts" in told.keys
     assert "vocab_size" not in told.keys
 
 
@@ -87,9 +87,9 @@ def test_the_page_on_adding_is_there() -> None:
     [
         ("diffllama", "llama, which reads 21 of its 29 tensors"),
         (
-            "phimoe",
-            "nemotron, which reads 20 of its 26 tensors, and misses "
-            "model.layers.*.mlp.down_proj.weight and 1 more",
+            "cohere2_moe",
+            "cohere, which reads 12 of its 18 tensors, and misses "
+            "model.layers.*.mlp.down_proj.weight and 2 more",
         ),
     ],
 )
