@@ -154,7 +154,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon-h1",
         {"model_type": "falcon_h1", "head_dim": 8, "mamba_d_ssm": 48, **MAMBA, "mamba_d_head": 12},
     ),
-    "glm": ("chatglm", {"model_type": "glm", "head_dim": 8, "attention_bias": True}),
+    "glm": ("chatglm", {"model_type": "glm", "head_dim": 8, "rms_norm_eps": 1e-5}),
     "gpt2": ("gpt2", {"model_type": "gpt2", "n_inner": 48, "tie_word_embeddings": True}),
     "gptneox": ("gptneox", {"model_type": "gpt_neox", "use_parallel_residual": False}),
     "granitehybrid": ("granitehybrid", GRANITE_HYBRID),
@@ -188,7 +188,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron": ("nemotron", {"model_type": "nemotron", "head_dim": 8}),
     "olmo": ("olmo", {"model_type": "olmo", "clip_qkv": 0.5}),
-    "phi2": ("phi2", {"model_type": "phi", "num_key_value_heads": 4}),
+    "phi2": ("phi2", {"model_type": "phi"}),
     "stablelm": ("stablelm", {"model_type": "stablelm", "use_qkv_bias": True}),
     "stablelm-parallel": ("stablelm", {"model_type": "stablelm", "use_parallel_residual": True}),
     "starcoder2": (

@@ -44,6 +44,8 @@ def head_by_head(config: Config, rows: Array) -> Array:
 
 
 def of_three(config: Config, stored: Shape) -> Shape:
+    if config["hidden_size"] % config["num_attention_heads"]:
+        raise ValueError("the heads do not divide the channels")
     if stored[0] != 3 * config["hidden_size"]:
         raise ValueError(f"shape {stored} does not fit {config['hidden_size']} channels")
     return stored

@@ -101,7 +101,8 @@ def _olmo(facts: Facts) -> dict[str, Any]:
 
 @of("gpt2")
 def _gpt2(facts: Facts) -> dict[str, Any]:
-    return {"n_inner": facts.config["intermediate_size"]}
+    """The converter writes four times the width, whatever the MLPs have."""
+    return {"n_inner": facts.rows("ffn_up.weight")}
 
 
 @of("gpt_neox")
@@ -161,7 +162,13 @@ def _nemotron(facts: Facts) -> dict[str, Any]:
 
 @of("phi")
 def _phi(facts: Facts) -> dict[str, Any]:
-    return {"hidden_act": "gelu_new", "rope_parameters": facts.turned_part}
+    """The converter writes the sizes of Phi-2, whatever the matrices have."""
+    return {
+        "intermediate_size": facts.rows("ffn_up.weight"),
+        "num_key_value_heads": facts.rows("attn_k.weight") // facts.config["head_dim"],
+        "hidden_act": "gelu_new",
+        "rope_parameters": facts.turned_part,
+    }
 
 
 @of("phi3")

@@ -1,0 +1,132 @@
+"""Does cetane read what llama.cpp's own converter writes?
+
+    python benchmarks/gguf_conversion.py LLAMA_CPP [VARIANT ...]
+
+LLAMA_CPP is a checkout, or `vendor/llama.cpp` of llama-cpp-python's source package. The tiny random
+models of `tests/checkpoint/conftest.py` are saved and converted. A model that is rebuilt from the
+file must give the logits of the first one, at 40 positions.
+
+All have one byte-level BPE as tokenizer, which the converter takes for GPT-2's. Some converters
+read keys that transformers 5 does not write: `for_converter` adds them.
+"""
+
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LLAMA_CPP = Path(sys.argv[1])
+sys.path.insert(0, str(LLAMA_CPP / "gguf-py"))
+import gguf  # noqa: E402  # the converter's own, which lies beside tests of its own
+
+sys.path[:1] = [str(Path(__file__).parents[1])]
+sys.path.append(str(LLAMA_CPP))
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from tests.checkpoint.conftest import TINY, VARIANTS  # noqa: E402
+from tests.conftest import build_tokenizer  # noqa: E402
+
+from cetane.checkpoint import open_checkpoint  # noqa: E402
+from cetane.errors import CetaneError  # noqa: E402
+
+LIMIT = 1e-4
+"""The most that a logit may differ."""
+SPARE = 8
+"""Tokens beside the tokenizer's: Qwen's own class adds some."""
+WITHOUT = "mistral3-no-temperature"
+"""A Mistral's yarn has two scales, which the converter does not write."""
+
+
+def build(variant: str, vocabulary: int) -> Any:
+    """A random model of a variant, with norms and biases that are not their defaults."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(**TINY | VARIANTS[variant][1])
+    config.vocab_size = vocabulary
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * 0.1
+    return model.eval()
+
+
+def for_converter(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a config as the files of releases have them."""
+    kind, own = config["model_type"], dict[str, Any]()
+    if kind == "cohere2":
+        own["rotary_pct"] = 1.0
+    if kind == "gpt2":
+        own["n_ctx"] = config["n_positions"]
+    if kind == "granitemoehybrid":
+        own["layer_types"] = [
+            "attention" if layer == "full_attention" else "mamba" for layer in config["layer_types"]
+        ]
+    return config | own
+
+
+def convert(folder: Path) -> Path:
+    """The file that llama.cpp's converter makes of a folder, in fp32."""
+    import conversion
+    from conversion.base import ModelBase, TextModel
+
+    TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
+    hyperparameters = ModelBase.load_hparams(folder, False)
+    converter = conversion.get_model_class(hyperparameters["architectures"][0])
+    converter.set_vocab = TextModel._set_vocab_gpt2
+    file = folder / "model.gguf"
+    made = converter(folder, gguf.LlamaFileType.ALL_F32, file, eager=True)
+    if hyperparameters["model_type"] == "gpt_neox":  # transformers 5 keeps it in another place
+        made.hparams["rotary_pct"] = hyperparameters["rope_parameters"]["partial_rotary_factor"]
+    made.write()
+    return file
+
+
+@torch.no_grad()
+def furthest(model: Any, file: Path) -> float:
+    """The largest difference of logits between a model and the one that a file holds."""
+    checkpoint = open_checkpoint(file)
+    config = transformers.AutoConfig.for_model(**checkpoint.config)
+    rebuilt = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    weights = {name: checkpoint.read(name) for name in checkpoint.names()}
+    missing, unknown = rebuilt.load_state_dict(weights, strict=False)
+    assert set(missing) <= {"lm_head.weight"} and not unknown, (missing, unknown)
+    rebuilt.tie_weights()
+    tokens = torch.arange(40)[None] % model.config.vocab_size
+    logits = []
+    for one in (model, rebuilt.eval()):
+        one.config._experts_implementation = "eager"  # the default's matrices have aligned widths
+        logits.append(one(tokens, use_cache=False).logits)
+    return float((logits[0] - logits[1]).abs().max())
+
+
+def main(variants: list[str]) -> int:
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()
+    tokenizer, wrong = build_tokenizer(), 0
+    for variant in variants or [name for name in VARIANTS if name != WITHOUT]:
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            model = build(variant, len(tokenizer) + (SPARE if "qwen" in variant else 0))
+            model.save_pretrained(place)
+            tokenizer.save_pretrained(place)
+            config = json.loads((place / "config.json").read_text())
+            (place / "config.json").write_text(json.dumps(for_converter(config)))
+            try:
+                file = convert(place)
+            except Exception as error:  # any of the converter's own
+                print(f"{variant:28} not converted: {type(error).__name__}: {error}"[:99])
+                continue
+            try:
+                off = furthest(model, file)
+            except (CetaneError, RuntimeError) as error:  # torch's, of sizes that do not fit
+                off = float("inf")
+                print(f"{variant:28} {error}"[:99])
+        wrong += off > LIMIT
+        print(f"{variant:28} {off:.1e}{' DIFFERS' if off > LIMIT else ''}", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:]))
