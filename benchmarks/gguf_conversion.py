@@ -14,6 +14,7 @@ import json
 import logging
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,11 @@ def for_converter(config: dict[str, Any]) -> dict[str, Any]:
 
 def convert(folder: Path) -> Path:
     """The file that llama.cpp's converter makes of a folder, in fp32."""
-    import conversion
-    from conversion.base import ModelBase, TextModel
-
-    TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
-    hyperparameters = ModelBase.load_hparams(folder, False)
+    conversion: Any = import_module("conversion")
+    conversion.TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
+    hyperparameters = conversion.ModelBase.load_hparams(folder, False)
     converter = conversion.get_model_class(hyperparameters["architectures"][0])
-    converter.set_vocab = TextModel._set_vocab_gpt2
+    converter.set_vocab = conversion.TextModel._set_vocab_gpt2
     file = folder / "model.gguf"
     made = converter(folder, gguf.LlamaFileType.ALL_F32, file, eager=True)
     if hyperparameters["model_type"] == "gpt_neox":  # transformers 5 keeps it in another place
