@@ -22,10 +22,11 @@ HEAD_WIDTH = (
 EPSILONS = {
     "cohere2": "layer_norm_eps", "command-r": "layer_norm_eps", "gpt2": "layer_norm_epsilon",
     "gptneox": "layer_norm_eps", "jais2": "layer_norm_eps", "nemotron": "norm_eps",
-    "phi2": "layer_norm_eps", "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon",
+    "phi2": "layer_norm_eps", "stablelm": "layer_norm_eps", "starcoder": "layer_norm_epsilon",
+    "starcoder2": "norm_epsilon",
 }  # fmt: skip
 """What configs of models with layer norms call the epsilon."""
-UNSAID_BASE = ("gemma", "gemma2", "gpt2", "gptneox", "minicpm3", "phi2", "stablelm")
+UNSAID_BASE = ("gemma", "gemma2", "gpt2", "gptneox", "minicpm3", "phi2", "stablelm", "starcoder")
 """The architectures whose files have no rotary base: it is always llama.cpp's default."""
 PARTS = ("chatglm", "glm4", "gptneox", "nemotron", "phi2", "stablelm")
 """The architectures whose heads turn in part."""
@@ -45,7 +46,7 @@ def write_keys(writer: Writer, architecture: str, config: Config) -> None:
 def write_sizes(writer: Writer, architecture: str, config: Config) -> None:
     """What all models have."""
     inner, heads = config.intermediate_size, config.num_attention_heads
-    kv = getattr(config, "num_key_value_heads", heads)
+    kv = 1 if architecture == "starcoder" else getattr(config, "num_key_value_heads", heads)
     if architecture == "gemma4" and config.use_double_wide_mlp:
         own = config.num_hidden_layers - config.num_kv_shared_layers
         inner = [inner if index < own else 2 * inner for index in range(config.num_hidden_layers)]

@@ -156,6 +156,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm": ("chatglm", {"model_type": "glm", "head_dim": 8, "rms_norm_eps": 1e-5}),
     "gpt2": ("gpt2", {"model_type": "gpt2", "n_inner": 48, "tie_word_embeddings": True}),
+    "starcoder": ("starcoder", {"model_type": "gpt_bigcode", "tie_word_embeddings": True}),
     "gptneox": ("gptneox", {"model_type": "gpt_neox", "use_parallel_residual": False}),
     "granitehybrid": ("granitehybrid", GRANITE_HYBRID),
     "granitehybrid-experts": (

@@ -27,7 +27,7 @@ ALL = [
     "mistral3-no-temperature", "mistral3-plain-yarn", "mixtral", "nemotron", "olmo", "olmo2",
     "olmo3", "olmo3-bases", "olmoe", "phi2", "phi3", "phi3-longrope", "qwen2", "qwen2-yarn",
     "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed", "smollm3",
-    "stablelm", "stablelm-parallel", "starcoder2",
+    "stablelm", "stablelm-parallel", "starcoder", "starcoder2",
 ]  # fmt: skip
 
 

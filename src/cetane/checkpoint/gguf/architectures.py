@@ -108,7 +108,16 @@ ARCHITECTURES = {
         names.GPT2,
         layouts.TRANSPOSED,
         names.GPT2_TOP,
-        ("ln_1", "ln_2", "ln_f", "c_attn", "c_proj", "c_fc"),
+        names.GPT2_BIASED,
+        "transformer.h",
+    ),
+    "starcoder": Architecture(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        names.GPT2,
+        (),
+        names.GPT2_TOP,
+        names.GPT2_BIASED,
         "transformer.h",
     ),
     "gptneox": Architecture(

@@ -20,6 +20,7 @@ _WIDTHS_OF_THEIR_OWN = ("deepseek_v2", "minicpm3")
 """The model types whose keys and values have widths under other keys."""
 _LAYER_NORMED = {
     "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps", "gpt2": "layer_norm_epsilon",
+    "gpt_bigcode": "layer_norm_epsilon",
     "gpt_neox": "layer_norm_eps", "jais2": "layer_norm_eps",
     "nemotron": "norm_eps", "olmo": "layer_norm_eps", "phi": "layer_norm_eps",
     "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon",

@@ -317,6 +317,7 @@ GPT2_TOP = weights(
         "output": "lm_head",
     }
 )
+GPT2_BIASED = ("ln_1", "ln_2", "ln_f", "c_attn", "c_proj", "c_fc")
 NEOX = NORMS_BEFORE | weights(
     {
         "attn_qkv": "attention.query_key_value",

@@ -18,7 +18,9 @@ _LLAMA3_SCALING = {
     "original_max_position_embeddings": 8192,
 }
 
-_BASE_UNSAID = ("gemma", "gemma2", "gpt2", "gptneox", "llama", "minicpm3", "phi2", "stablelm")
+_BASE_UNSAID = (
+    "gemma", "gemma2", "gpt2", "gptneox", "llama", "minicpm3", "phi2", "stablelm", "starcoder",
+)  # fmt: skip
 """The architectures whose files may rely on llama.cpp's default base: of Llama, only old ones."""
 
 _SAFETENSORS = "use the model's safetensors, which name the scaling's parameters"

@@ -99,7 +99,7 @@ def _olmo(facts: Facts) -> dict[str, Any]:
     }
 
 
-@of("gpt2")
+@of("gpt2", "gpt_bigcode")
 def _gpt2(facts: Facts) -> dict[str, Any]:
     """The converter writes four times the width, whatever the MLPs have."""
     return {"n_inner": facts.rows("ffn_up.weight")}
