@@ -27,7 +27,7 @@ sys.path.append(str(LLAMA_CPP))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from tests.checkpoint.conftest import TINY, VARIANTS  # noqa: E402
+from tests.checkpoint.conftest import VARIANTS, build_variant  # noqa: E402
 from tests.conftest import build_tokenizer  # noqa: E402
 
 from cetane.checkpoint import open_checkpoint  # noqa: E402
@@ -39,18 +39,6 @@ SPARE = 8
 """Tokens beside the tokenizer's: Qwen's own class adds some."""
 WITHOUT = "mistral3-no-temperature"
 """A Mistral's yarn has two scales, which the converter does not write."""
-
-
-def build(variant: str, vocabulary: int) -> Any:
-    """A random model of a variant, with norms and biases that are not their defaults."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(**TINY | VARIANTS[variant][1])
-    config.vocab_size = vocabulary
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += torch.randn_like(parameter) * 0.1
-    return model.eval()
 
 
 def for_converter(config: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +75,7 @@ def furthest(model: Any, file: Path) -> float:
     """The largest difference of logits between a model and the one that a file holds."""
     checkpoint = open_checkpoint(file)
     config = transformers.AutoConfig.for_model(**checkpoint.config)
-    rebuilt = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    rebuilt = transformers.AutoModelForCausalLM.from_config(config)
     weights = {name: checkpoint.read(name) for name in checkpoint.names()}
     missing, unknown = rebuilt.load_state_dict(weights, strict=False)
     assert set(missing) <= {"lm_head.weight"} and not unknown, (missing, unknown)
@@ -107,7 +95,8 @@ def main(variants: list[str]) -> int:
     for variant in variants or [name for name in VARIANTS if name != WITHOUT]:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
-            model = build(variant, len(tokenizer) + (SPARE if "qwen" in variant else 0))
+            spare = SPARE if "qwen" in variant else 0
+            model = build_variant(variant, vocab_size=len(tokenizer) + spare)
             model.save_pretrained(place)
             tokenizer.save_pretrained(place)
             config = json.loads((place / "config.json").read_text())

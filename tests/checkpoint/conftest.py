@@ -435,23 +435,25 @@ def own_cache(own_cache: Path) -> Path:
     return own_cache
 
 
+def build_variant(variant: str, **others: Any) -> transformers.PreTrainedModel:
+    """A random model of the named variant, with norms and biases that are not their defaults;
+    `others` change its config."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(**(TINY | VARIANTS[variant][1] | others))
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * 0.1
+        for name, buffer in model.named_buffers():
+            if name.endswith(("expert_bias", "correction_bias")):
+                buffer.normal_(std=0.3)
+    return model
+
+
 @pytest.fixture(scope="session")
 def tiny_model() -> Callable[[str], transformers.PreTrainedModel]:
-    """A random model of the named variant, with norms and biases that are not their defaults."""
-
-    def build(variant: str) -> transformers.PreTrainedModel:
-        torch.manual_seed(0)
-        config = transformers.AutoConfig.for_model(**(TINY | VARIANTS[variant][1]))
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += torch.randn_like(parameter) * 0.1
-            for name, buffer in model.named_buffers():
-                if name.endswith(("expert_bias", "correction_bias")):
-                    buffer.normal_(std=0.3)
-        return model
-
-    return build
+    """`tiny_model(variant)`: `build_variant` without changes."""
+    return build_variant
 
 
 @pytest.fixture(scope="session")

@@ -103,21 +103,22 @@ class Weight:
         return self.pick if isinstance(self.pick, HeadPick) else None
 
     @property
+    def part_pick(self) -> RowPick | HeadPick | None:
+        """How it takes its rows of the checkpoint's matrix, if not as they are."""
+        return self.row_pick or self.head_pick
+
+    @property
     def taken(self) -> slice | Tensor:
-        """The rows of the checkpoint's tensor, `upright`, that it holds, in its order."""
+        """The rows of the checkpoint's matrix `(O, I)` that it holds, in its order."""
         if isinstance(self.pick, RowPick):
             return self.pick.order(self.stored)
         return slice(*self.rows) if self.rows else slice(None)
-
-    def upright(self, stored: Tensor) -> Tensor:
-        """A tensor of the stored shape with the matrix's outputs as rows, a view."""
-        return self.pick.upright(stored) if isinstance(self.pick, RowPick) else stored
 
     @property
     def matrix(self) -> str:
         """The name of the matrix that it is a part of. The checkpoint has one for each name, but of
         experts, of rows in another order, and of rows that are transposed for each head."""
-        if self.row_pick is not None or self.head_pick is not None:
+        if self.part_pick is not None:
             return f"{self.name}.{self.part}"
         if not self.of_experts or self.rows is None:
             return self.name

@@ -150,6 +150,13 @@ def check_value(kind: str, name: str, value: Any) -> None:
             raise invalid(kind, f"{key} = {number:g}, not above 0 and up to {limit:g}")
 
 
+def head_width(kind: str, size: int, heads: int) -> int:
+    """The channels of a head, of a residual stream of `size`. CetaneError if they do not divide."""
+    if size % heads:
+        raise invalid(kind, f"hidden_size = {size} is not a multiple of {heads} heads")
+    return size // heads
+
+
 def check_entries(kind: str, name: str, entries: Sized, count: int) -> None:
     """Raise CetaneError for a list in a config that leaves out some of `count` layers."""
     if len(entries) < count:

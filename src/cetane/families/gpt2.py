@@ -19,7 +19,7 @@ import torch
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Flow, Memory, Spaces, Weight
 from cetane.families.blocks import PartNames, PreNormBlock
-from cetane.families.configs import invalid, unsupported
+from cetane.families.configs import head_width, unsupported
 from cetane.families.decoder import DecoderConfig, decoder_model
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
@@ -229,9 +229,8 @@ def author(config: Gpt2Config, options: ResidualOptions) -> Model:
 def check(config: Gpt2Config) -> None:
     """Raise CetaneError for heads that are not as wide together as the residual stream, which
     transformers cannot run, and for an OPT that is not supported: that of 350M parameters."""
-    kind, heads, size = config.model_type, config.num_attention_heads, config.hidden_size
-    if size % heads:
-        raise invalid(kind, f"hidden_size = {size} is not a multiple of {heads} heads")
+    kind, size = config.model_type, config.hidden_size
+    head_width(kind, size, config.num_attention_heads)
     if kind != "opt":
         return
     if not config.do_layer_norm_before:

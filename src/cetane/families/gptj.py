@@ -16,7 +16,7 @@ from torch import Tensor
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import PartNames
-from cetane.families.configs import invalid
+from cetane.families.configs import head_width, invalid
 from cetane.families.decoder import DecoderConfig, decoder_model
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
@@ -104,12 +104,9 @@ def author(config: GptJConfig, options: ResidualOptions) -> Model:
 def layer_kind(config: GptJConfig) -> LayerKind:
     """The kind of all layers. CetaneError for heads that transformers cannot run."""
     kind, heads, size = config.model_type, config.num_attention_heads, config.hidden_size
-    if size % heads:
-        raise invalid(kind, f"hidden_size = {size} is not a multiple of {heads} heads")
+    dim, width = head_width(kind, size, heads), config.rotary_dim
     if kind == "codegen" and heads % QUARTERS:
         raise invalid(kind, f"{heads} heads are not a multiple of {QUARTERS}")
-    dim = size // heads
-    width = config.rotary_dim
     if width % 2 or width > dim:
         raise invalid(kind, f"rotary_dim = {width}, not an even number up to {dim}, a head's width")
     return LayerKind(AttentionHeads(heads, heads, dim, dim**-0.5), of_base(THETA, width))

@@ -58,6 +58,10 @@ class RowPick:
         rows = stored[int(self.transposed)]
         return self.function(torch.arange(rows)[:, None])[:, 0]
 
+    def put(self, values: Tensor, stored: Tensor) -> None:
+        """Give the rows that it takes of a stored tensor other values `(O, I)`, in place."""
+        self.upright(stored)[self.order(tuple(stored.shape))] = values.to(stored)
+
 
 @dataclass(frozen=True)
 class HeadPick:
@@ -76,6 +80,12 @@ class HeadPick:
     def order(self, stored: tuple[int, ...]) -> Tensor:
         """The numbers of the rows that it takes of each head, int64 `(heads, rows)`."""
         return self.views(torch.arange(stored[0])[:, None])[:, 0]
+
+    def put(self, values: Tensor, stored: Tensor) -> None:
+        """Give the rows that it takes of a stored tensor other values `(heads * I, rows)`, in
+        place."""
+        views = self.views(stored)
+        views.copy_(values.reshape(views.shape))
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,8 @@ class Seat:
             return tensor
         if self.part.of_experts:
             return torch.cat(views_of(self.part, tensor), int(self.part.side_by_side))
-        if self.part.head_pick is not None:
-            return self.part.head_pick(tensor)
-        return self.part.upright(tensor)[self.part.taken]
+        assert self.part.part_pick is not None
+        return self.part.part_pick(tensor).contiguous()
 
     def stored(self, source: Weights) -> Tensor:
         """The weight as the checkpoint has it, `(O, I)`, without the family's factor."""
@@ -51,11 +50,9 @@ class Seat:
             own = values.tensor_split(len(views), int(self.part.side_by_side))
             for view, one in zip(views, own, strict=True):
                 view.copy_(one)
-        elif self.part.head_pick is not None:
-            heads = self.part.head_pick.views(tensor)
-            heads.copy_(values.reshape(heads.shape))
         else:
-            self.part.upright(tensor)[self.part.taken] = values.to(tensor)
+            assert self.part.part_pick is not None
+            self.part.part_pick.put(values, tensor)
 
 
 def is_linear(module: nn.Module) -> bool:

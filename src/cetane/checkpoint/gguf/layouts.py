@@ -130,22 +130,22 @@ EXPERTS = (
 )
 
 
+def twice(config: Config, gate: Shape, up: Shape) -> Shape:
+    """The shape of gates and ups, one below the other."""
+    if gate != up:
+        raise ValueError("gates and ups of different shapes")
+    return 2 * gate[0], *gate[1:]
+
+
 SHARED_MLPS = (
     TensorRule(
         ".shared_mlp.input_linear.weight",
         (".shared_mlp.gate_proj.weight", ".shared_mlp.up_proj.weight"),
         lambda config, gate, up: np.concatenate([gate, up]),
-        lambda config, gate, up: both(gate, up),
+        twice,
     ),
 )
 """Granite's MLP that all tokens take: gates, then ups."""
-
-
-def both(gate: Shape, up: Shape) -> Shape:
-    """The shape of gates and ups, one below the other."""
-    if gate != up:
-        raise ValueError("gates and ups of different shapes")
-    return 2 * gate[0], *gate[1:]
 
 
 def as_row(config: Config, stored: Array) -> Array:
