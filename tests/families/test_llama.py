@@ -156,6 +156,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "hyperclovax": ("hyperclovax", MULTIPLIERS),
     "internlm3": ("internlm3", {"attention_bias": True, "mlp_bias": True}),
     "iquestcoder": ("iquestcoder", {"head_dim": 12}),
+    "exaone": ("exaone", {"rope_parameters": ROPES["llama3"], "tie_word_embeddings": True}),
     "hyperclovax, biases, no norms behind": (
         "hyperclovax",
         MULTIPLIERS | {"use_post_norm": False, "attention_bias": True, "mlp_bias": True},
@@ -240,19 +241,19 @@ def test_functions(contract: str, verify: int | None, prefill: int | None, shape
 
 BIASES = {
     "attention_bias": (
-        "arcee", "bitnet", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax",
-        "iquestcoder", "llama", "qwen3", "seed_oss", "smollm3",
+        "arcee", "bitnet", "exaone", "gemma", "granite", "helium", "hunyuan_v1_dense",
+        "hyperclovax", "iquestcoder", "llama", "qwen3", "seed_oss", "smollm3",
     ),
     "attention_out_bias": ("seed_oss",),
     "mlp_bias": (
-        "arcee", "cwm", "granite", "helium", "hyperclovax", "iquestcoder", "llama", "seed_oss",
-        "smollm3",
+        "arcee", "cwm", "exaone", "granite", "helium", "hyperclovax", "iquestcoder", "llama",
+        "seed_oss", "smollm3",
     ),
     "use_bias": ("ernie4_5",),
 }  # fmt: skip
 """The model types that read each of these keys."""
 DRAWN = (
-    "apertus", "arcee", "bitnet", "cwm", "ernie4_5", "gemma", "granite", "helium",
+    "apertus", "arcee", "bitnet", "cwm", "ernie4_5", "exaone", "gemma", "granite", "helium",
     "hunyuan_v1_dense", "hyperclovax", "internlm3", "iquestcoder", "llama", "mistral", "nanochat",
     "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip

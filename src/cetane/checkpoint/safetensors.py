@@ -44,7 +44,7 @@ _COMMON = {
     "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
-_OWN_NAMES = ("codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj")
+_OWN_NAMES = ("codegen", "exaone", "gpt2", "gpt_bigcode", "gpt_neo", "gptj")
 """The model types that name some common keys otherwise."""
 _LFM2_TIE = "tie_embedding"
 _RENAMED = {
@@ -57,6 +57,18 @@ _RENAMED = {
 }
 """Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and EXAONE."""
 _RENAMED_OF = {
+    "exaone": {
+        "transformer.wte.": "model.embed_tokens.",
+        "transformer.h.": "model.layers.",
+        "transformer.ln_f.": "model.norm.",
+        ".ln_1.": ".input_layernorm.",
+        ".ln_2.": ".post_attention_layernorm.",
+        ".attn.attention.out_proj.": ".self_attn.o_proj.",
+        ".attn.attention.": ".self_attn.",
+        ".mlp.c_fc_0.": ".mlp.gate_proj.",
+        ".mlp.c_fc_1.": ".mlp.up_proj.",
+        ".mlp.c_proj.": ".mlp.down_proj.",
+    },
     "lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."},
     "mamba2": {"backbone.embedding.": "backbone.embeddings."},
     "minimax_m2": {
@@ -159,8 +171,8 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
 
     A Mistral that says which layers slide is a Ministral: `AutoConfig.from_pretrained` changes its
     type. A Mistral has one kind of layers, and would ignore it. LFM2 has a second name for the tie
-    of its head. It would win over the common name that cetane sets for a head of its own. GPT-2 and
-    its relatives have names of their own for common keys. transformers ties no head of a
+    of its head. It would win over the common name that cetane sets for a head of its own. GPT-2,
+    its relatives and EXAONE have names of their own for common keys. transformers ties no head of a
     Nemotron-H, whatever its config says.
     """
     kind = config.get("model_type")

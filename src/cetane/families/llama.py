@@ -42,7 +42,7 @@ from cetane.families.stored import ExchangedHalvesBlock, FusedBlock, Interleaved
 
 Options = ResidualOptions
 MODEL_TYPES = (
-    "apertus", "arcee", "bitnet", "cwm", "ernie4_5", "gemma", "granite", "helium",
+    "apertus", "arcee", "bitnet", "cwm", "ernie4_5", "exaone", "gemma", "granite", "helium",
     "hunyuan_v1_dense", "hyperclovax", "internlm3", "iquestcoder", "llama", "ministral",
     "ministral3", "mistral", "nanochat", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
@@ -143,7 +143,7 @@ class Traits(Multipliers):
 def traits(config: LlamaConfig) -> Traits:
     """The traits of a config."""
     match config.model_type:
-        case "internlm3" | "iquestcoder" | "llama" | "smollm3":
+        case "exaone" | "internlm3" | "iquestcoder" | "llama" | "smollm3":
             own = config.attention_bias
             return Traits(AttentionForm(qkv_bias=own, out_bias=own), config.mlp_bias)
         case "apertus":

@@ -69,6 +69,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "granite": lambda: build_model("granite", num_hidden_layers=3, **MULTIPLIERS),
     "internlm3": lambda: build_model("internlm3", num_hidden_layers=3),
     "iquestcoder": lambda: build_model("iquestcoder", num_hidden_layers=3),
+    "exaone": lambda: build_model("exaone", num_hidden_layers=3),
     "phi3": lambda: build_model("phi3", num_hidden_layers=3, sliding_window=32),
     "apertus": lambda: build_model(
         "apertus", num_hidden_layers=3, rope_parameters=ROPES["default"]

@@ -20,7 +20,7 @@ from numba.core.dispatcher import Dispatcher
 
 from cetane.mil.fast.attention_stage import HIDDEN as HIDDEN_MASK
 from cetane.mil.fast.attention_vectors import KEYS, PAIR, WIDE_KEYS, mixed_of, scores_of
-from cetane.mil.fast.tape.elements import exponential
+from cetane.mil.fast.tape.elements import exponential, put
 from cetane.mil.fast.vectors import Maker
 
 HIDDEN = np.float32(HIDDEN_MASK)
@@ -125,7 +125,7 @@ def _score(rows, keys, start, scores, spare):  # type: ignore[no-untyped-def]
         _scores_at(first + 4 * j, stride, rows, scores, j, False)
     if whole < count:  # memory beyond the keys may not be the array's
         for d in range(width):
-            spare[d, : count - whole] = keys[d, start + whole : start + count]
+            put(spare[d], keys[d, start + whole : start + count])
         _scores_at(spare.ctypes.data, KEYS, rows, scores, whole, False)
 
 
@@ -261,7 +261,8 @@ def attend_exactly(  # type: ignore[no-untyped-def]
         seeing, at = 0, 0
         for r in range(start, stop):
             if _sees(line_of(mask, head, r), runs):
-                own_rows[seeing], given[seeing] = r, rows[head, r]
+                own_rows[seeing] = r
+                put(given[seeing], rows[head, r])
                 seeing += 1
             else:
                 results[head, r] = 0

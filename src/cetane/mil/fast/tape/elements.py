@@ -18,6 +18,14 @@ _F = np.float32
  _LESS_EQUAL) = (int(kind) for kind in Binary)  # fmt: skip
 
 
+@njit(nogil=True, cache=True)
+def put(target, line):  # type: ignore[no-untyped-def]
+    """Copy a line to the beginning of another one. An assignment to a slice does the same, and
+    takes numba a second more to compile at each place."""
+    for n in range(len(line)):
+        target[n] = line[n]
+
+
 @njit(inline="always", error_model="numpy")
 def larger(a, b):  # type: ignore[no-untyped-def]
     """The larger of two numbers; NaN if one is NaN, as numpy's. Python's `max` drops one."""

@@ -6,6 +6,7 @@ from numba import carray, njit
 from cetane.mil.fast.exact_attention import HIDDEN
 from cetane.mil.fast.intrinsics import pointer
 from cetane.mil.fast.tape.code import MOST_AXES
+from cetane.mil.fast.tape.elements import put
 from cetane.mil.fast.tape.encoded import (
     PARAMETERS,
     PLACES,
@@ -121,5 +122,5 @@ def update(row, bases):  # type: ignore[no-untyped-def]
             rest //= own
             stride *= p[3 * axis]
         target = line_at(address(row, bases, 0) + 4 * offset, line)
-        target[:] = source[number * line : (number + 1) * line]
+        put(target, source[number * line : (number + 1) * line])
     return True

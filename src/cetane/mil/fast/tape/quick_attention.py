@@ -6,7 +6,7 @@ from numba import njit
 from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.exact_attention import TOPS, largest, line_of, mask_scores
 from cetane.mil.fast.forms import ROWS, WeightForm
-from cetane.mil.fast.tape.elements import exponential
+from cetane.mil.fast.tape.elements import exponential, put
 from cetane.mil.fast.tape.products import multiply
 
 _F = np.float32
@@ -44,7 +44,7 @@ def _put_values(part, start, stop, values, at):  # type: ignore[no-untyped-def]
             column = at + j - start
             count = min(stop - j, BLOCK - column % BLOCK)
             target = first + column // BLOCK * ROWS * BLOCK + column % BLOCK
-            place[target : target + count] = part[e, j : j + count]
+            put(place[target:], part[e, j : j + count])
             j += count
 
 
@@ -86,7 +86,8 @@ def attend_quickly(  # type: ignore[no-untyped-def]
         head, start = first // every, first % every
         stop = min(every, start + last - first)
         first += stop - start
-        given[start:stop, :width] = rows[head, start:stop]
+        for r in range(start, stop):
+            put(given[r], rows[head, r])
         at = 0
         for run in runs:
             k = new_keys[head] if run[0] else past_keys[head]
@@ -112,4 +113,5 @@ def attend_quickly(  # type: ignore[no-untyped-def]
                 own[j] *= factor
             scores[r, count:] = 0
         _times(scores[start:stop], values, mixed[start:stop])
-        results[head, start:stop] = mixed[start:stop, :out]
+        for r in range(start, stop):
+            put(results[head, r], mixed[r, :out])
