@@ -51,6 +51,27 @@ def of_three(config: Config, stored: Shape) -> Shape:
     return stored
 
 
+def group_by_group(config: Config, rows: Array) -> Array:
+    """All queries' rows, then all keys' and all values' -> those of each group together."""
+    groups, heads = config["num_kv_heads"], config["num_attention_heads"]
+    width = config["hidden_size"] // heads
+    sizes = np.cumsum([heads * width, groups * width])
+    parts = [part.reshape(groups, -1, *rows.shape[1:]) for part in np.split(rows, sizes)]
+    return np.concatenate(parts, axis=1).reshape(rows.shape)
+
+
+def of_groups(config: Config, stored: Shape) -> Shape:
+    groups, heads, hidden = (
+        config[key] for key in ("num_kv_heads", "num_attention_heads", "hidden_size")
+    )
+    if hidden % heads or heads % groups:
+        raise ValueError(f"{heads} heads and {groups} groups do not divide {hidden} channels")
+    if stored[0] != hidden // heads * (heads + 2 * groups):
+        raise ValueError(f"shape {stored} is not {heads} heads in {groups} groups")
+    return stored
+
+
+GROUP_BY_GROUP = (one_piece(".query_key_value.weight", group_by_group, of_groups),)
 HEAD_BY_HEAD = tuple(
     one_piece(f".query_key_value.{leaf}", head_by_head, of_three) for leaf in ("weight", "bias")
 )
@@ -128,6 +149,24 @@ EXPERTS = (
     gates_and_ups("gate_up_proj", "weight", one_after_other),
     TensorRule(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), as_stored),
 )
+UNGATED_EXPERTS = tuple(
+    TensorRule(f"{_PREFIX}{part}_proj", (f"{_PREFIX}{part}_proj.weight",), as_stored)
+    for part in ("up", "down")
+)
+JOINED_EXPERTS = tuple(
+    TensorRule(f"{_PREFIX}{part}_proj", (f"{_PREFIX}{part}_proj.weight",), as_stored)
+    for part in ("gate_up", "down")
+)
+"""Experts whose gates and ups are one tensor in the file too."""
+LLAMA4_EXPERTS = (
+    gates_and_ups(
+        "gate_up_proj",
+        "weight",
+        lambda config, gate, up: transposed(config, one_after_other(config, gate, up)),
+    ),
+    TensorRule(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), transposed),
+)
+"""Llama 4's, transposed: all gates, then all ups."""
 
 
 def twice(config: Config, gate: Shape, up: Shape) -> Shape:

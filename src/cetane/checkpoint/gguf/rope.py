@@ -19,7 +19,8 @@ _LLAMA3_SCALING = {
 }
 
 _BASE_UNSAID = (
-    "gemma", "gemma2", "gpt2", "gptneox", "llama", "minicpm3", "phi2", "stablelm", "starcoder",
+    "falcon", "gemma", "gemma2", "gpt2", "gptneox", "llama", "minicpm3", "nemotron_h",
+    "nemotron_h_moe", "phi2", "stablelm", "starcoder",
 )  # fmt: skip
 """The architectures whose files may rely on llama.cpp's default base: of Llama, only old ones."""
 

@@ -11,6 +11,7 @@ from cetane.checkpoint.gguf.model_types.facts import (
     two_tables,
     yarn_scales,
 )
+from cetane.errors import CetaneError
 
 _SMOLLM3_PERIOD = 4
 """SmolLM3: every fourth layer does not turn queries and keys. Not in the file."""
@@ -198,4 +199,32 @@ def _starcoder2(facts: Facts) -> dict[str, Any]:
         "hidden_act": "gelu_pytorch_tanh",
         "use_bias": facts.has("attn_q.bias"),
         "sliding_window": None,
+    }
+
+
+@of("apertus")
+def _apertus(facts: Facts) -> dict[str, Any]:
+    return facts.biased | {"hidden_act": "xielu"}
+
+
+@of("falcon")
+def _falcon(facts: Facts) -> dict[str, Any]:
+    """Heads with one key for all, or in groups: then with two norms beside each other, or one."""
+    keys, config, groups = facts.keys, facts.config, facts.config["num_key_value_heads"]
+    norms = 2 if facts.has("attn_norm_2.weight") else 1
+    if norms == 1 and groups > 1 and keys.get("rope.freq_base") is None:
+        raise CetaneError(
+            f"{facts.file.path} names no rotary base, and Falcon 2's is not llama.cpp's default",
+            "use the model's safetensors",
+        )
+    return {
+        "new_decoder_architecture": norms == 2 or groups > 1,
+        "num_ln_in_parallel_attn": norms,
+        "num_kv_heads": groups,
+        "multi_query": True,
+        "parallel_attn": True,
+        "alibi": False,
+        "bias": False,
+        "activation": "gelu",
+        "ffn_hidden_size": facts.rows("ffn_up.weight") or config["intermediate_size"],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,44 @@ def _gemma4(facts: Facts) -> dict[str, Any]:
             raise CetaneError(f"{facts.file.path} lacks tensor 'per_layer_token_embd.weight'")
         own["vocab_size_per_layer_input"] = table.shape[0]
     return _bounded(keys) | own
+
+
+@of("gemma3n_text")
+def _gemma3n(facts: Facts) -> dict[str, Any]:
+    """Several streams, whose coefficients have a bound in all releases, and sparse MLPs."""
+    keys, layers = facts.keys, facts.layers
+    shared = keys.optional("attention.shared_kv_layers")
+    if shared >= layers:
+        raise keys.bad("attention.shared_kv_layers", f"less than {layers}", shared)
+    facts.check("altup.num_inputs", 4, missing=False)
+    sparse = keys.numbers("gemma3n.activation_sparsity_scale", layers)
+    table = facts.file.tensors.get("per_layer_token_embd.weight")
+    if table is None:
+        raise CetaneError(f"{facts.file.path} lacks tensor 'per_layer_token_embd.weight'")
+    return facts.windows(keys.sliding_layers(layers)) | _bounded(keys) | {
+        "intermediate_size": keys.integers("feed_forward_length", layers),
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": table.shape[0],
+        "altup_num_inputs": 4,
+        "altup_active_idx": keys.optional("altup.active_idx"),
+        "altup_correct_scale": True,
+        "laurel_rank": facts.rows("laurel_l.weight"),
+        "activation_sparsity_pattern": [_share_below(deviations) for deviations in sparse],
+        "rope_parameters": {
+            "full_attention": facts.rope,
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": keys.number("rope.freq_base_swa", _LOCAL_THETA),
+            },
+        },
+    }  # fmt: skip
+
+
+def _share_below(deviations: float) -> float:
+    """The share of a normal distribution below so many deviations. Configs name it in a few digits,
+    of which the file has the deviations in fp32."""
+    return round((1 + math.erf(deviations / math.sqrt(2))) / 2, 6)
 
 
 def _bounded(keys: Keys) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from cetane.checkpoint.gguf.model_types.facts import SIGMOID, Facts, of
 from cetane.checkpoint.gguf.model_types.mixtures import GRANITE
+from cetane.errors import CetaneError
 
 
 @of("lfm2")
@@ -73,13 +74,10 @@ def _granite_hybrid(facts: Facts) -> dict[str, Any]:
     keys, config = facts.keys, facts.config
     heads = keys.integers("attention.head_count_kv", facts.layers)
     shared = keys.optional("expert_shared_feed_forward_length")
-    rotates, width = keys.get("rope.scaling.finetuned"), keys.integer("ssm.inner_size")
-    if width % config["hidden_size"]:
-        expected = f"a multiple of {config['hidden_size']} channels"
-        raise keys.bad("ssm.inner_size", expected, width)
+    rotates = keys.get("rope.scaling.finetuned")
     return {name: keys.number(key) for name, key in GRANITE.items()} | _mamba(facts) | {
         "layer_types": facts.kinds("attention", "mamba", [count > 0 for count in heads]),
-        "mamba_expand": width // config["hidden_size"],
+        "mamba_expand": whole(facts, config["hidden_size"], "channels"),
         "position_embedding_type": "rope" if rotates else "nope",
         "num_local_experts": keys.optional("expert_count"),
         "shared_intermediate_size": shared or config["intermediate_size"],
@@ -101,16 +99,90 @@ def _falcon_h1(facts: Facts) -> dict[str, Any]:
     return own | {f"{name}_multiplier": 1.0 for name in names}
 
 
+@of("bamba")
+def _bamba(facts: Facts) -> dict[str, Any]:
+    keys, config = facts.keys, facts.config
+    heads = keys.integers("attention.head_count_kv", facts.layers)
+    facts.check("rope.scaling.finetuned", True)
+    return _mamba(facts) | {
+        "attn_layer_indices": [index for index, count in enumerate(heads) if count],
+        "mamba_expand": whole(facts, config["hidden_size"], "channels"),
+        "attention_bias": False,
+        "rope_parameters": facts.turned_part,
+    }
+
+
+@of("mamba2")
+def _mamba2(facts: Facts) -> dict[str, Any]:
+    sizes = _mamba(facts)
+    names = {"n_heads": "num_heads", "d_head": "head_dim", "d_state": "state_size",
+             "n_groups": "n_groups", "d_conv": "conv_kernel", "conv_bias": "use_conv_bias",
+             "proj_bias": "use_bias"}  # fmt: skip
+    return {ours: sizes[f"mamba_{theirs}"] for theirs, ours in names.items()} | {
+        "expand": whole(facts, facts.config["hidden_size"], "channels")
+    }
+
+
+@of("nemotron_h")
+def _nemotron_h(facts: Facts) -> dict[str, Any]:
+    """Which part a layer has, its tensors say. None has positions."""
+    keys, sizes = facts.keys, _mamba(facts)
+    kinds = [_part(facts, index) for index in range(facts.layers)]
+    own: dict[str, Any] = {
+        "layers_block_type": kinds,
+        "mamba_num_heads": sizes["mamba_n_heads"],
+        "mamba_head_dim": sizes["mamba_d_head"],
+        "ssm_state_size": sizes["mamba_d_state"],
+        "n_groups": sizes["mamba_n_groups"],
+        "conv_kernel": sizes["mamba_d_conv"],
+        "use_conv_bias": sizes["mamba_conv_bias"],
+    }
+    if "mlp" in kinds:
+        widest = facts.file.tensors[f"blk.{kinds.index('mlp')}.ffn_up.weight"]
+        own["intermediate_size"] = widest.shape[0]
+    if "moe" in kinds:
+        own |= facts.sigmoid_experts | {
+            "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+            "n_shared_experts": keys.integer("expert_shared_count"),
+            "moe_shared_expert_intermediate_size": keys.integer(
+                "expert_shared_feed_forward_length"
+            ),
+        }
+    return own
+
+
+_PARTS = {"ssm_in.weight": "linear_attention", "attn_q.weight": "full_attention",
+          "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}  # fmt: skip
+"""The parts of a Nemotron-H, each with a tensor that it alone has."""
+
+
+def _part(facts: Facts, index: int) -> str:
+    """The part of a layer. CetaneError if it has none, or several."""
+    parts = [
+        part for tensor, part in _PARTS.items() if f"blk.{index}.{tensor}" in facts.file.tensors
+    ]
+    if len(parts) != 1:
+        raise CetaneError(
+            f"{facts.file.path}: layer {index} has {' and '.join(parts) or 'no part'}, not one part"
+        )
+    return parts[0]
+
+
+def whole(facts: Facts, unit: int, noun: str) -> int:
+    """How often the inner width of a Mamba-2 holds `unit`."""
+    width = facts.keys.integer("ssm.inner_size")
+    if width % unit:
+        raise facts.keys.bad("ssm.inner_size", f"a multiple of {unit} {noun}", width)
+    return width // unit
+
+
 def _mamba(facts: Facts) -> dict[str, Any]:
     """The sizes of Mamba-2."""
     keys, heads = facts.keys, facts.keys.integer("ssm.time_step_rank")
-    width = keys.integer("ssm.inner_size")
-    if width % heads:
-        raise keys.bad("ssm.inner_size", f"a multiple of {heads} heads", width)
     biases = [name for name in facts.file.tensors if name.endswith("ssm_conv1d.bias")]
     return {
         "mamba_n_heads": heads,
-        "mamba_d_head": width // heads,
+        "mamba_d_head": whole(facts, heads, "heads"),
         "mamba_d_state": keys.integer("ssm.state_size"),
         "mamba_n_groups": keys.integer("ssm.group_count"),
         "mamba_d_conv": keys.integer("ssm.conv_kernel"),
