@@ -254,7 +254,10 @@ def write_tensors(
     quantization: gguf.GGMLQuantizationType | None,
     skip: str | None,
 ) -> None:
-    """All tensors but `skip`, named by the gguf package; `quantization` is of matrices."""
+    """All tensors but `skip`, named by the gguf package.
+
+    `quantization` is of matrices whose rows are whole blocks.
+    """
     config = model.config
     named = NAMED_AS.get(architecture, architecture)
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == named)
@@ -273,7 +276,7 @@ def write_tensors(
             writer.add_tensor(name, values)
             continue
         target = names.get_name(name, try_suffixes=(".weight", ".bias")) or unknown(name)
-        if quantization is not None and values.ndim == 2:
+        if quantization is not None and values.ndim > 1 and values.shape[-1] % 32 == 0:
             packed = gguf.quants.quantize(values, quantization)
             writer.add_tensor(target, packed, raw_dtype=quantization)
         else:

@@ -1,5 +1,6 @@
 """GGUF files against the transformers models they were written from."""
 
+import math
 import struct
 import subprocess
 import sys
@@ -112,6 +113,26 @@ def test_quantised_tensors(
             expected = gguf.quants.dequantize(packed, kind)
             assert checkpoint.dtype(name) == kind.name
             np.testing.assert_array_equal(checkpoint.read(name).numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0])
+@pytest.mark.parametrize(
+    "variant", ["falcon-groups", "gemma3n", "glm4moe", "granite-swa-experts", "nemotron-h-moe"]
+)
+def test_quantised_tensors_that_a_file_keeps_otherwise(
+    variant: str, kind: Kind, tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """The rows of all of them stay rows, so each has the blocks of Hugging Face's row."""
+    model = tiny_model(variant)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", variant, model, quantization=kind))
+    changed = 0
+    for name in checkpoint.names():
+        expected = model.state_dict()[name].numpy()
+        if expected.ndim > 1 and expected.shape[-1] % 32 == 0:
+            expected = gguf.quants.dequantize(gguf.quants.quantize(expected, kind), kind)
+            changed += 1
+        np.testing.assert_allclose(checkpoint.read(name).numpy(), expected, rtol=0, atol=1e-6)
+    assert changed >= 10
 
 
 def test_llama3_rope_scaling_is_recovered(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> None:
@@ -318,6 +339,28 @@ def test_what_cannot_be_read_faithfully_is_refused(
         ("gemma4", lambda w: w.add_shared_kv_layers(9), "less than 4"),
         ("gemma2", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
         ("gpt-oss", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 150000.0"),
+        ("exaone-moe", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
+        (
+            "glm4moe",
+            lambda w: w.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX),
+            "is 1, not 2",
+        ),
+        ("afmoe", lambda w: w.add_expert_weights_norm(False), "is False, not True"),
+        ("minimax", lambda w: w.add_expert_weights_scale(2.0), "is 2.0, not 1.0"),
+        ("phimoe", lambda w: w.add_expert_used_count(3), "is 3, not 2"),
+        ("hunyuan-moe", lambda w: w.add_expert_shared_count(2), "is 2, not 1"),
+        ("llama4", lambda w: w.add_sliding_window(0), "is 0, not left out"),
+        ("gemma3n", lambda w: w.add_altup_num_inputs(3), "is 3, not 4"),
+        ("gemma3n", lambda w: w.add_activation_sparsity_scale([1.0]), "is not 5 numbers"),
+        ("apertus", lambda w: w.add_xielu_alpha_p([0.5]), "xielu.alpha_p is not 2 numbers"),
+        ("apertus", lambda w: w.add_xielu_beta([0.5, math.nan]), "xielu.beta has NaN"),
+        ("falcon-groups", lambda w: w.add_head_count_kv(3), "do not divide 32 channels"),
+        ("mamba2", lambda w: w.add_ssm_inner_size(34), "multiple of"),
+        (
+            "nemotron-h",
+            lambda w: w.add_tensor("blk.1.attn_q.weight", np.zeros((48, 32), np.float32)),
+            "layer 1 has full_attention and mlp, not one part",
+        ),
         ("lfm2", lambda w: w.add_head_count_kv([0, 2]), "3 integers"),
         (
             "lfm2moe",
@@ -345,6 +388,54 @@ def test_a_base_of_sliding_layers_that_is_the_others_too(
     same = lambda w: w.add_rope_freq_base_swa(10_000.0)  # noqa: E731
     path = write_gguf(tmp_path / "n.gguf", "gemma2", model, extra=same)
     assert open_checkpoint(path).config == plain.config
+
+
+def test_factors_of_positions_that_a_phimoe_lacks(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """Only those of Phi-3.5-MoE are known."""
+    model = tiny_model("phimoe-longrope", max_position_embeddings=65536)
+    refused(write_gguf(tmp_path / "m.gguf", "phimoe", model), "factors that it does not name")
+
+
+def test_falcon_2_names_its_rotary_base(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> None:
+    """It has one norm, and the converter leaves its base out."""
+    model = tiny_model("falcon-groups", num_ln_in_parallel_attn=1)
+    refused(write_gguf(tmp_path / "m.gguf", "falcon-groups", model), "names no rotary base")
+    named = lambda w: w.add_rope_freq_base(500042.0)  # noqa: E731
+    checkpoint = open_checkpoint(
+        write_gguf(tmp_path / "n.gguf", "falcon-groups", model, extra=named)
+    )
+    assert checkpoint.config["rope_parameters"]["rope_theta"] == 500042.0
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(checkpoint.read(name), weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("variant", ["gemma3n", "gemma4"])
+def test_keys_that_no_layer_reads(
+    variant: str, tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """Layers that take the keys and values of earlier ones have their own in releases."""
+    model = tiny_model(variant)
+    last = model.config.num_hidden_layers - 1
+
+    def spare(writer: gguf.GGUFWriter) -> None:
+        for part in ("k", "v"):
+            writer.add_tensor(f"blk.{last}.attn_{part}.weight", np.zeros((32, 32), np.float32))
+        writer.add_tensor(f"blk.{last}.attn_k_norm.weight", np.zeros(16, np.float32))
+
+    plain = open_checkpoint(write_gguf(tmp_path / "m.gguf", variant, model))
+    both = open_checkpoint(write_gguf(tmp_path / "n.gguf", variant, model, extra=spare))
+    assert both.names() == plain.names() and both.config == plain.config
+
+
+def test_a_period_in_place_of_a_list_of_windows(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    period = lambda w: w.add_uint32("afmoe.attention.sliding_window_pattern", 2)  # noqa: E731
+    path = write_gguf(tmp_path / "m.gguf", "afmoe", tiny_model("afmoe"), extra=period)
+    slides = [kind == "sliding_attention" for kind in open_checkpoint(path).config["layer_types"]]
+    assert slides == [True, False, True, False, True]
 
 
 def test_layers_that_only_draft_are_left_out(
