@@ -168,6 +168,29 @@ def test_llama3_rope_scaling_is_recovered(tmp_path: Path, tiny_model: Any, write
             open_checkpoint(path)
 
 
+def test_the_rope_scaling_of_llama_4_scout(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """It has one bound: nothing lies between the two regimes."""
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    }
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](
+        transformers.LlamaConfig(head_dim=32, rope_parameters=scaling), "cpu"
+    )
+    factors = (5e5 ** -(np.arange(0, 32, 2) / 32) / scaled.numpy()).astype(np.float32)
+    extra = lambda w: w.add_tensor("rope_freqs.weight", factors)  # noqa: E731
+    model = tiny_model("llama4", head_dim=32)
+    path = write_gguf(tmp_path / "m.gguf", "llama4", model, extra=extra)
+    found = open_checkpoint(path).config["rope_parameters"]
+    assert found == scaling | {"factor": pytest.approx(16.0, rel=1e-5)}
+
+
 @pytest.mark.parametrize(
     ("extra", "scaling"),
     [
