@@ -69,9 +69,13 @@ def for_converter(config: dict[str, Any]) -> dict[str, Any]:
             "rotary_dim": int(config["head_dim"] * rope["partial_rotary_factor"]),
             "scoring_func": "sigmoid",
         }
+    if kind == "hunyuan_v1_dense":
+        own["max_position_embeddings"] = 1 << 15
     if kind == "hunyuan_v1_moe":
         own["moe_intermediate_size"] = [config["intermediate_size"]] * config["num_hidden_layers"]
         own["num_shared_expert"] = [1] * config["num_hidden_layers"]
+    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        own["full_attention_interval"] = 1 + config["layer_types"].index("full_attention")
     if kind == "gpt2":
         own["n_ctx"] = config["n_positions"]
     if kind == "granitemoehybrid":
@@ -87,6 +91,7 @@ def convert(folder: Path) -> Path:
     conversion.TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
     hyperparameters = conversion.ModelBase.load_hparams(folder, False)
     converter = conversion.get_model_class(hyperparameters["architectures"][0])
+    converter.no_mtp = True  # none of the models has layers that only draft
     converter.set_vocab = conversion.TextModel._set_vocab_gpt2
     file = folder / "model.gguf"
     own = None

@@ -19,9 +19,22 @@ _ROTARY_IN_PART = (
 """The model types that say which part of a head rotates."""
 _WIDTHS_OF_THEIR_OWN = ("deepseek_v2", "minicpm3")
 """The model types whose keys and values have widths under other keys."""
+_EXPERTS = dict.fromkeys(
+    ("gpt_oss", "granite_swa", "granitemoe", "granitemoehybrid", "llama4_text", "mellum",
+     "minimax_m2", "mixtral", "phimoe"),
+    "num_local_experts",
+) | {
+    "deepseek_v2": "n_routed_experts", "dots1": "n_routed_experts",
+    "ernie4_5_moe": "moe_num_experts", "glm4_moe": "n_routed_experts",
+    "nemotron_h": "n_routed_experts",
+}  # fmt: skip
+"""The keys for the number of experts, where it is another one than most have."""
+_TAKEN = {"ernie4_5_moe": "moe_k", "hunyuan_v1_moe": "moe_topk"}
+"""The same for the number of those that a token takes."""
 _COMPUTE_WIDTHS = ("falcon",)
 """The model types whose configs compute the width of heads, and take none."""
 _WITHOUT_ATTENTION = ("mamba2",)
+"""The model types that have neither attention nor MLPs."""
 _LAYER_NORMED = {
     "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps", "gpt2": "layer_norm_epsilon",
     "gpt_bigcode": "layer_norm_epsilon", "falcon": "layer_norm_epsilon",
@@ -122,20 +135,6 @@ def layer_count(keys: Keys) -> int:
     if drafts >= layers:
         raise keys.bad("nextn_predict_layers", f"less than {layers} layers", drafts)
     return layers - drafts
-
-
-_EXPERTS = dict.fromkeys(
-    ("gpt_oss", "granite_swa", "granitemoe", "granitemoehybrid", "llama4_text", "mellum",
-     "minimax_m2", "mixtral", "phimoe"),
-    "num_local_experts",
-) | {
-    "deepseek_v2": "n_routed_experts", "dots1": "n_routed_experts",
-    "ernie4_5_moe": "moe_num_experts", "glm4_moe": "n_routed_experts",
-    "nemotron_h": "n_routed_experts",
-}  # fmt: skip
-"""The keys for the number of experts, where it is another one than most have."""
-_TAKEN = {"ernie4_5_moe": "moe_k", "hunyuan_v1_moe": "moe_topk"}
-"""The same for the number of those that a token takes."""
 
 
 def experts(keys: Keys, model_type: str) -> dict[str, Any]:

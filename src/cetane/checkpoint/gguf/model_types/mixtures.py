@@ -15,6 +15,12 @@ from cetane.checkpoint.gguf.model_types.facts import (
 )
 from cetane.errors import CetaneError
 
+_PHIMOE_CONTEXTS = 4096, 131072
+"""The positions that Phi-3.5-MoE was trained for first, and that it has."""
+_PHIMOE_MSCALE = 1.243163121016122
+"""What it multiplies cosines and sines by. llama.cpp computes another factor."""
+_MAVERICK = 128
+"""The number of experts of the only Llama 4 that does not norm queries and keys (llama.cpp)."""
 GRANITE = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
@@ -140,11 +146,6 @@ def _hunyuan_moe(facts: Facts) -> dict[str, Any]:
     return facts.biased | {"moe_topk": taken}
 
 
-_PHIMOE_MSCALE = 1.243163121016122
-"""What Phi-3.5-MoE multiplies cosines and sines by. llama.cpp computes another factor."""
-_PHIMOE_CONTEXTS = 4096, 131072
-
-
 @of("phimoe")
 def _phimoe(facts: Facts) -> dict[str, Any]:
     """The file lacks the factor of stretched positions, which only Phi-3.5-MoE has."""
@@ -179,10 +180,6 @@ def _mellum(facts: Facts) -> dict[str, Any]:
             "full_attention": rope,
         },
     }  # fmt: skip
-
-
-_MAVERICK = 128
-"""The number of experts of the only Llama 4 that does not norm queries and keys (llama.cpp)."""
 
 
 @of("llama4_text")

@@ -8,6 +8,10 @@ from cetane.checkpoint.gguf.model_types.facts import SIGMOID, Facts, of
 from cetane.checkpoint.gguf.model_types.mixtures import GRANITE
 from cetane.errors import CetaneError
 
+_PARTS = {"ssm_in.weight": "linear_attention", "attn_q.weight": "full_attention",
+          "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}  # fmt: skip
+"""The parts of a Nemotron-H, each with a tensor that it alone has."""
+
 
 @of("lfm2")
 def _lfm2(facts: Facts) -> dict[str, Any]:
@@ -77,7 +81,7 @@ def _granite_hybrid(facts: Facts) -> dict[str, Any]:
     rotates = keys.get("rope.scaling.finetuned")
     return {name: keys.number(key) for name, key in GRANITE.items()} | _mamba(facts) | {
         "layer_types": facts.kinds("attention", "mamba", [count > 0 for count in heads]),
-        "mamba_expand": whole(facts, config["hidden_size"], "channels"),
+        "mamba_expand": _inner(facts, config["hidden_size"], "channels"),
         "position_embedding_type": "rope" if rotates else "nope",
         "num_local_experts": keys.optional("expert_count"),
         "shared_intermediate_size": shared or config["intermediate_size"],
@@ -106,7 +110,7 @@ def _bamba(facts: Facts) -> dict[str, Any]:
     facts.check("rope.scaling.finetuned", True)
     return _mamba(facts) | {
         "attn_layer_indices": [index for index, count in enumerate(heads) if count],
-        "mamba_expand": whole(facts, config["hidden_size"], "channels"),
+        "mamba_expand": _inner(facts, config["hidden_size"], "channels"),
         "attention_bias": False,
         "rope_parameters": facts.turned_part,
     }
@@ -119,7 +123,7 @@ def _mamba2(facts: Facts) -> dict[str, Any]:
              "n_groups": "n_groups", "d_conv": "conv_kernel", "conv_bias": "use_conv_bias",
              "proj_bias": "use_bias"}  # fmt: skip
     return {ours: sizes[f"mamba_{theirs}"] for theirs, ours in names.items()} | {
-        "expand": whole(facts, facts.config["hidden_size"], "channels")
+        "expand": _inner(facts, facts.config["hidden_size"], "channels")
     }
 
 
@@ -151,11 +155,6 @@ def _nemotron_h(facts: Facts) -> dict[str, Any]:
     return own
 
 
-_PARTS = {"ssm_in.weight": "linear_attention", "attn_q.weight": "full_attention",
-          "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}  # fmt: skip
-"""The parts of a Nemotron-H, each with a tensor that it alone has."""
-
-
 def _part(facts: Facts, index: int) -> str:
     """The part of a layer. CetaneError if it has none, or several."""
     parts = [
@@ -168,7 +167,7 @@ def _part(facts: Facts, index: int) -> str:
     return parts[0]
 
 
-def whole(facts: Facts, unit: int, noun: str) -> int:
+def _inner(facts: Facts, unit: int, noun: str) -> int:
     """How often the inner width of a Mamba-2 holds `unit`."""
     width = facts.keys.integer("ssm.inner_size")
     if width % unit:
@@ -182,7 +181,7 @@ def _mamba(facts: Facts) -> dict[str, Any]:
     biases = [name for name in facts.file.tensors if name.endswith("ssm_conv1d.bias")]
     return {
         "mamba_n_heads": heads,
-        "mamba_d_head": whole(facts, heads, "heads"),
+        "mamba_d_head": _inner(facts, heads, "heads"),
         "mamba_d_state": keys.integer("ssm.state_size"),
         "mamba_n_groups": keys.integer("ssm.group_count"),
         "mamba_d_conv": keys.integer("ssm.conv_kernel"),
