@@ -452,6 +452,22 @@ def test_keys_that_no_layer_reads(
     assert both.names() == plain.names() and both.config == plain.config
 
 
+def test_layers_that_share_keys_counted_by_a_float(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """As the first files of Gemma 3n have it."""
+
+    def counted(value: float) -> Path:
+        key = "gemma3n.attention.shared_kv_layers"
+        extra = lambda w: w.add_key_value(key, value, gguf.GGUFValueType.FLOAT32)  # noqa: E731
+        path: Path = write_gguf(tmp_path / "m.gguf", "gemma3n", tiny_model("gemma3n"), extra=extra)
+        return path
+
+    assert open_checkpoint(counted(2.0)).config["num_kv_shared_layers"] == 2
+    for wrong in (2.5, -1.0, 5.0, math.nan, math.inf):
+        refused(counted(wrong), "shared_kv_layers is")
+
+
 def test_a_period_in_place_of_a_list_of_windows(
     tmp_path: Path, tiny_model: Any, write_gguf: Any
 ) -> None:

@@ -177,7 +177,7 @@ def test_byte_level(pre: str, tmp_path: Path) -> None:
 def test_splits_are_those_of_transformers() -> None:
     """Its reader of GGUF files has the rules of the models that it reads."""
     both = GGUF_PRE_TOKENIZER_SPLITS.keys() & PRE_TOKENIZERS.keys()
-    assert {"llama4", "pixtral", "tekken", "dbrx", "megrez", "falcon-h1"} <= both
+    assert {"llama4", "tekken", "dbrx", "megrez", "falcon-h1", "kanana2", "minimax-m2"} <= both
     for name in both:
         assert PRE_TOKENIZERS[name].splits == (GGUF_PRE_TOKENIZER_SPLITS[name],), name
 
@@ -210,6 +210,10 @@ def test_the_splits_that_llama_cpp_calls_default(
         ("youtu", "\ud55c\uae00\u3001ok", ["\ud55c\uae00", "\u3001", "ok"]),
         ("command-r", "it's 12", ["it", "'s", " ", "1", "2"]),
         ("stablelm2", "it's 12", ["it", "'s", " ", "1", "2"]),
+        ("mpt", "it's 12", ["it", "'s", " 12"]),
+        ("a.x-4.0", "it's 12", ["it", "'s", " 12"]),
+        ("gigachat", "it's 12", ["it", "'s", " 12"]),
+        ("joyai-llm", "it's 1234", ["it", "'s", " ", "123", "4"]),
         ("hunyuan", "it's 12", ["it", "'s", " ", "1", "2"]),
         ("solar-open", "it's 12", ["it", "'s", " ", "1", "2"]),
         ("mellum2", "it's 12", ["it", "'s", " ", "1", "2"]),

@@ -96,7 +96,18 @@ class PreTokenizer:
 
 PRE_TOKENIZERS = (
     dict.fromkeys(
-        ("gpt-2", "olmo", "granite-docling", "trillion", "mellum", "phi-2", "exaone4"),
+        (
+            "gpt-2",
+            "olmo",
+            "granite-docling",
+            "trillion",
+            "mellum",
+            "phi-2",
+            "exaone4",
+            "mpt",
+            "a.x-4.0",
+            "gigachat",
+        ),
         PreTokenizer((_GPT2,)),
     )
     | dict.fromkeys(
@@ -109,20 +120,19 @@ PRE_TOKENIZERS = (
     )
     | dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3,)))
     | dict.fromkeys(("glm4", "glm5"), PreTokenizer((_LLAMA3,), ignore_merges=True))
-    | dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), PreTokenizer((_GPT4O,)))
-    | dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_DEEPSEEK_V3))
+    | dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), PreTokenizer((_GPT4O,)))
+    | dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), PreTokenizer(_DEEPSEEK_V3))
+    | dict.fromkeys(
+        ("deepseek-r1-qwen", "hunyuan", "kormo", "megrez", "solar-open"), PreTokenizer((_QWEN2,))
+    )
     | {
         "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9]{3}")),
         "qwen2": PreTokenizer((_QWEN2,), nfc=True),
         "stablelm2": PreTokenizer((_QWEN2,), nfc=True),
         "jais-2": PreTokenizer((_JAIS2,)),
         "youtu": PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True),
-        "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
-        "megrez": PreTokenizer((_QWEN2,)),
         "seed-coder": PreTokenizer((_SEED_CODER,)),
         "qwen35": PreTokenizer((_QWEN35,), nfc=True),
-        "hunyuan": PreTokenizer((_QWEN2,)),
-        "solar-open": PreTokenizer((_QWEN2,)),
         "afmoe": PreTokenizer(_AFMOE),
         "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
         "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9]{3}")),

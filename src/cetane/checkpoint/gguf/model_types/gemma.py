@@ -75,9 +75,7 @@ def _gemma4(facts: Facts) -> dict[str, Any]:
     slides = keys.sliding_layers(facts.layers)
     heads = keys.integers("attention.head_count_kv", facts.layers)
     inner = keys.integers("feed_forward_length", facts.layers)
-    shared = keys.optional("attention.shared_kv_layers")
-    if shared >= facts.layers:
-        raise keys.bad("attention.shared_kv_layers", f"less than {facts.layers}", shared)
+    shared = _sharing(facts)
     full = [index for index, slide in enumerate(slides[: facts.layers - shared]) if not slide]
     local = [count for count, slide in zip(heads, slides, strict=True) if slide]
     wide = [count for count, slide in zip(heads, slides, strict=True) if not slide]
@@ -112,9 +110,6 @@ def _gemma4(facts: Facts) -> dict[str, Any]:
 def _gemma3n(facts: Facts) -> dict[str, Any]:
     """Several streams, whose coefficients have a bound in all releases, and sparse MLPs."""
     keys, layers = facts.keys, facts.layers
-    shared = keys.optional("attention.shared_kv_layers")
-    if shared >= layers:
-        raise keys.bad("attention.shared_kv_layers", f"less than {layers}", shared)
     facts.check("altup.num_inputs", 4, missing=False)
     sparse = keys.numbers("gemma3n.activation_sparsity_scale", layers)
     table = facts.file.tensors.get("per_layer_token_embd.weight")
@@ -122,7 +117,7 @@ def _gemma3n(facts: Facts) -> dict[str, Any]:
         raise CetaneError(f"{facts.file.path} lacks tensor 'per_layer_token_embd.weight'")
     return facts.windows(keys.sliding_layers(layers)) | _bounded(keys) | {
         "intermediate_size": keys.integers("feed_forward_length", layers),
-        "num_kv_shared_layers": shared,
+        "num_kv_shared_layers": _sharing(facts),
         "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input"),
         "vocab_size_per_layer_input": table.shape[0],
         "altup_num_inputs": 4,
@@ -138,6 +133,17 @@ def _gemma3n(facts: Facts) -> dict[str, Any]:
             },
         },
     }  # fmt: skip
+
+
+def _sharing(facts: Facts) -> int:
+    """The number of the last layers, which take keys and values of earlier ones. The first files of
+    Gemma 3n have it as a float."""
+    key, value = "attention.shared_kv_layers", facts.keys.get("attention.shared_kv_layers")
+    whole = isinstance(value, float) and value.is_integer() and 0 <= value < facts.layers
+    shared = int(value) if whole else facts.keys.optional(key)
+    if shared >= facts.layers:
+        raise facts.keys.bad(key, f"less than {facts.layers}", shared)
+    return shared
 
 
 def _share_below(deviations: float) -> float:
