@@ -468,6 +468,30 @@ def test_layers_that_share_keys_counted_by_a_float(
         refused(counted(wrong), "shared_kv_layers is")
 
 
+def test_a_glm4_that_sees(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> None:
+    """The converter puts the halves of what turns one after the other."""
+    model, turned = (tiny_model("glm4", attention_bias=True) for _ in range(2))
+    for layer in turned.model.layers:
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            for tensor in (part.weight, part.bias):
+                heads = tensor.data.unflatten(0, (-1, 24))
+                tensor.data = torch.cat([heads[:, 0:12:2], heads[:, 1:12:2], heads[:, 12:]], 1)
+                tensor.data = tensor.data.flatten(0, 1)
+
+    def file(width: int = 12) -> Path:
+        def sections(writer: gguf.GGUFWriter) -> None:
+            writer.add_rope_dimension_sections([2, 2, 2, 0])
+            writer.add_rope_dimension_count(width)
+
+        path: Path = write_gguf(tmp_path / "m.gguf", "glm4", turned, extra=sections)
+        return path
+
+    checkpoint = open_checkpoint(file())
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(checkpoint.read(name), weight, rtol=0, atol=0)
+    refused(file(11), "11 channels of a head turn, which are no pairs")
+
+
 def test_a_period_in_place_of_a_list_of_windows(
     tmp_path: Path, tiny_model: Any, write_gguf: Any
 ) -> None:

@@ -6,7 +6,7 @@ Source: llama.cpp's conversion scripts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cetane.checkpoint.gguf import (
     layouts,
@@ -343,6 +343,8 @@ MIXTRAL = Architecture(
     "mixtral", "MixtralForCausalLM", mixture_names.MIXTURE, (*layouts.INTERLEAVED, *layouts.EXPERTS)
 )
 """A "llama" with experts."""
+SEEING_GLM4 = replace(ARCHITECTURES["glm4"], rules=layouts.PART_IN_TURN)
+"""The text part of a GLM-4 that sees (GLM-4.1V): llama.cpp's positions in a picture need halves."""
 BAMBA = Architecture(
     "bamba",
     "BambaForCausalLM",
@@ -359,6 +361,8 @@ def architecture_of(keys: Keys) -> Architecture | None:
     name = keys.architecture
     if name == "llama" and keys.optional("expert_count"):
         return MIXTRAL
+    if name == "glm4" and keys.get("rope.dimension_sections") is not None:
+        return SEEING_GLM4
     if name == "granitehybrid" and keys.get("logit_scale") is None:
         return BAMBA
     return ARCHITECTURES.get(name) if isinstance(name, str) else None

@@ -104,6 +104,38 @@ INTERLEAVED = tuple(
 )
 
 
+def turned_in_turn(config: Config, rows: Array) -> Array:
+    """Of the rows of each head that turn: first halves, then second -> a first, then its second."""
+    width, turned = config["head_dim"], turning(config)
+    heads = rows.reshape(-1, width, *rows.shape[1:]).copy()
+    halves = heads[:, :turned].reshape(len(heads), 2, -1, *rows.shape[1:])
+    heads[:, :turned] = halves.swapaxes(1, 2).reshape(heads[:, :turned].shape)
+    return heads.reshape(rows.shape)
+
+
+def turning(config: Config) -> int:
+    """The channels of a head that turn."""
+    return int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"])
+
+
+def of_turned(heads: str) -> Callable[[Config, Shape], Shape]:
+    """A function that checks and returns the shape of the rows of heads that turn in part."""
+
+    def shape(config: Config, stored: Shape) -> Shape:
+        if turning(config) % 2:
+            raise ValueError(f"{turning(config)} channels of a head turn, which are no pairs")
+        return of_heads(heads)(config, stored)
+
+    return shape
+
+
+PART_IN_TURN = tuple(
+    one_piece(f".{part}_proj.{leaf}", turned_in_turn, of_turned(heads))
+    for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
+    for leaf in ("weight", "bias")
+)
+
+
 def less_one(config: Config, stored: Array) -> Array:
     return stored - 1
 
