@@ -74,8 +74,6 @@ def for_converter(config: dict[str, Any]) -> dict[str, Any]:
     if kind == "hunyuan_v1_moe":
         own["moe_intermediate_size"] = [config["intermediate_size"]] * config["num_hidden_layers"]
         own["num_shared_expert"] = [1] * config["num_hidden_layers"]
-    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
-        own["full_attention_interval"] = 1 + config["layer_types"].index("full_attention")
     if kind == "gpt2":
         own["n_ctx"] = config["n_positions"]
     if kind == "granitemoehybrid":

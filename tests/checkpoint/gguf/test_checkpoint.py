@@ -362,6 +362,12 @@ def test_what_cannot_be_read_faithfully_is_refused(
         ("gemma4", lambda w: w.add_shared_kv_layers(9), "less than 4"),
         ("gemma2", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
         ("gpt-oss", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 150000.0"),
+        ("cohere2", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
+        ("exaone", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
+        ("llama4", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 500000.0"),
+        ("granite", lambda w: w.add_rope_scaling_finetuned(False), "is False, not True"),
+        ("deepseek3", lambda w: w.add_attn_temperature_scale(0.1), "is 0.1.*, not 0.0"),
+        ("lfm2", lambda w: w.add_sliding_window(9), "is 9, not 0"),
         ("exaone-moe", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
         (
             "glm4moe",
@@ -490,6 +496,21 @@ def test_a_glm4_that_sees(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> N
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(checkpoint.read(name), weight, rtol=0, atol=0)
     refused(file(11), "11 channels of a head turn, which are no pairs")
+
+
+def test_a_list_of_layers_counts_more_than_their_period(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """The converter writes 4 as the period, whatever the layers are."""
+
+    def listed(writer: gguf.GGUFWriter) -> None:
+        writer.add_full_attention_interval(4)
+        writer.add_array("qwen35.attention.recurrent_layers", [True, False, True])
+
+    model = tiny_model("qwen35")
+    plain = open_checkpoint(write_gguf(tmp_path / "m.gguf", "qwen35", model))
+    both = open_checkpoint(write_gguf(tmp_path / "n.gguf", "qwen35", model, extra=listed))
+    assert both.config == plain.config
 
 
 def test_a_period_in_place_of_a_list_of_windows(

@@ -6,6 +6,7 @@ from typing import Any
 
 from cetane.checkpoint.gguf.model_types.facts import (
     Facts,
+    check_one_base,
     of,
     trained_context,
     two_tables,
@@ -60,6 +61,7 @@ def _cohere(facts: Facts) -> dict[str, Any]:
 @of("cohere2")
 def _cohere2(facts: Facts) -> dict[str, Any]:
     """Which layers slide is not in the file; all releases have the same."""
+    check_one_base(facts)
     slides = [(index + 1) % _COHERE_PERIOD != 0 for index in range(facts.layers)]
     return facts.windows(slides) | {"logit_scale": facts.keys.number("logit_scale")}
 
@@ -70,6 +72,7 @@ def _exaone(facts: Facts) -> dict[str, Any]:
     keys = facts.keys
     if keys.get("attention.sliding_window") is None:
         return {"sliding_window": None, "layer_types": ["full_attention"] * facts.layers}
+    check_one_base(facts)
     return facts.windows(keys.sliding_layers(facts.layers))
 
 

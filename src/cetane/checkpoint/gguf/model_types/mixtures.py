@@ -31,6 +31,7 @@ GRANITE = {
 
 @of("granite", "granitemoe")
 def _granite(facts: Facts) -> dict[str, Any]:
+    facts.check("rope.scaling.finetuned", True)  # without it, llama.cpp turns nothing
     own = facts.biased | {name: facts.keys.number(key) for name, key in GRANITE.items()}
     shared = facts.keys.optional("expert_shared_feed_forward_length")
     if shared:
@@ -87,6 +88,7 @@ def _ernie_moe(facts: Facts) -> dict[str, Any]:
 def _deepseek(facts: Facts) -> dict[str, Any]:
     """Heads that share one latent."""
     keys, rotary_width = facts.keys, facts.rotary_width
+    facts.check("attention.temperature_scale", 0.0)  # a Mistral's
     corrected = any(name.endswith("exp_probs_b.bias") for name in facts.file.tensors)
     third = corrected or not keys.optional("expert_count")
     width = keys.integer("attention.key_length_mla")
@@ -184,6 +186,7 @@ def _mellum(facts: Facts) -> dict[str, Any]:
 
 @of("llama4_text")
 def _llama4(facts: Facts) -> dict[str, Any]:
+    check_one_base(facts)
     keys = facts.keys
     if keys.get("attention.sliding_window") is not None:
         raise keys.bad(

@@ -38,6 +38,7 @@ def _lfm2_moe(facts: Facts) -> dict[str, Any]:
 def _convolved(facts: Facts) -> dict[str, Any]:
     """A layer without key/value heads is a convolution."""
     heads = facts.keys.integers("attention.head_count_kv", facts.layers)
+    facts.check("attention.sliding_window", 0)
     return {
         "layer_types": facts.kinds("full_attention", "conv", [count > 0 for count in heads]),
         "norm_eps": facts.config["rms_norm_eps"],
@@ -49,14 +50,13 @@ def _convolved(facts: Facts) -> dict[str, Any]:
 def _delta(facts: Facts) -> dict[str, Any]:
     """The delta rule, the layers that attend instead, and experts where there are some."""
     keys, heads = facts.keys, facts.keys.integer("ssm.time_step_rank")
-    width, period = keys.integer("ssm.inner_size"), keys.integer("full_attention_interval")
+    width = keys.integer("ssm.inner_size")
     if width % heads:
         raise keys.bad("ssm.inner_size", f"a multiple of {heads} heads", width)
     if heads % keys.integer("ssm.group_count"):
         raise keys.bad("ssm.group_count", f"a divisor of {heads}", keys.get("ssm.group_count"))
-    attends = [(index + 1) % period == 0 for index in range(facts.layers)]
     own: dict[str, Any] = {
-        "layer_types": facts.kinds("full_attention", "linear_attention", attends),
+        "layer_types": facts.kinds("full_attention", "linear_attention", _attends(facts)),
         "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
         "linear_key_head_dim": keys.integer("ssm.state_size"),
         "linear_value_head_dim": width // heads,
@@ -69,6 +69,15 @@ def _delta(facts: Facts) -> dict[str, Any]:
         shared = "expert_shared_feed_forward_length"
         own["shared_expert_intermediate_size"] = keys.integer(shared)
     return own
+
+
+def _attends(facts: Facts) -> list[bool]:
+    """Whether each layer attends: by a list of those that do not, or else by a period."""
+    keys, key = facts.keys, "attention.recurrent_layers"
+    if keys.get(key) is not None:
+        return [not recurrent for recurrent in keys.booleans(key, facts.layers)]
+    period = keys.integer("full_attention_interval")
+    return [(index + 1) % period == 0 for index in range(facts.layers)]
 
 
 @of("granitemoehybrid")
