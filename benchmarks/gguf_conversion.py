@@ -46,6 +46,34 @@ def for_converter(config: dict[str, Any]) -> dict[str, Any]:
     kind, own = config["model_type"], dict[str, Any]()
     if kind == "cohere2":
         own["rotary_pct"] = 1.0
+    if kind == "phimoe":
+        own["architectures"] = ["PhiMoEForCausalLM"]
+        trained = {"original_max_position_embeddings": config["max_position_embeddings"]}
+        own["rope_parameters"] = trained | config["rope_parameters"]
+    if kind == "bamba":
+        own["attn_rotary_emb"] = 4
+    if kind in ("granite_swa", "granitemoe_swa"):
+        own["no_rope_layers"] = [int(base > 0) for base in config["layer_rope_theta"]]
+    if kind == "nemotron_h":
+        letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+        types = config["layers_block_type"]
+        own["mamba_d_head"] = config["mamba_head_dim"]
+        own["hybrid_override_pattern"] = "".join(letters[one] for one in types)
+        if "moe" not in types:
+            config = {key: value for key, value in config.items() if "expert" not in key}
+    if kind == "falcon" and config["multi_query"] and not config["new_decoder_architecture"]:
+        own["num_kv_heads"] = 1
+    if kind == "minimax_m2":
+        rope = config["rope_parameters"]
+        own |= {
+            "rotary_dim": int(config["head_dim"] * rope["partial_rotary_factor"]),
+            "scoring_func": "sigmoid",
+        }
+    if kind == "hunyuan_v1_dense":
+        own["max_position_embeddings"] = 1 << 15
+    if kind == "hunyuan_v1_moe":
+        own["moe_intermediate_size"] = [config["intermediate_size"]] * config["num_hidden_layers"]
+        own["num_shared_expert"] = [1] * config["num_hidden_layers"]
     if kind == "gpt2":
         own["n_ctx"] = config["n_positions"]
     if kind == "granitemoehybrid":
@@ -61,9 +89,13 @@ def convert(folder: Path) -> Path:
     conversion.TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
     hyperparameters = conversion.ModelBase.load_hparams(folder, False)
     converter = conversion.get_model_class(hyperparameters["architectures"][0])
+    converter.no_mtp = True  # none of the models has layers that only draft
     converter.set_vocab = conversion.TextModel._set_vocab_gpt2
     file = folder / "model.gguf"
-    made = converter(folder, gguf.LlamaFileType.ALL_F32, file, eager=True)
+    own = None
+    if hyperparameters["model_type"] == "nemotron_h":  # transformers adds experts to all of them
+        own = json.loads((folder / "config.json").read_text())
+    made = converter(folder, gguf.LlamaFileType.ALL_F32, file, eager=True, hparams=own)
     if hyperparameters["model_type"] == "gpt_neox":  # transformers 5 keeps it in another place
         made.hparams["rotary_pct"] = hyperparameters["rope_parameters"]["partial_rotary_factor"]
     made.write()

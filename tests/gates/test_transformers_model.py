@@ -10,7 +10,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from tests.checkpoint.conftest import build_variant
 from tests.conftest import TINY, build_model
+from tests.gguf_files import write_gguf
 from tests.quantized_folders import SAID, save_quantized
 
 from cetane.checkpoint import open_checkpoint
@@ -27,6 +29,17 @@ def test_names_of_gguf_are_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for layers in (2, 2, 3):
             gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
     assert made == [(gguf.MODEL_ARCH.LLAMA, 2), (gguf.MODEL_ARCH.LLAMA, 3)]
+
+
+def test_groups_of_a_falcon_that_transformers_leaves_as_they_are(tmp_path: Path) -> None:
+    """A GGUF file has all queries, then all keys. transformers takes them for groups of heads."""
+    model = build_variant("falcon-groups")
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", "falcon", model))
+    reference = Reference(checkpoint)
+    assert reference.loader == "cetane"
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(reference.model(ids).logits, model(ids).logits)
 
 
 def test_the_config_is_what_transformers_reads(tmp_path: Path) -> None:

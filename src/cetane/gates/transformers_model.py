@@ -28,6 +28,8 @@ EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """The plainest arithmetic that transformers has."""
 OF_TEXT = {"model_type", "text_config", "tie_word_embeddings"}
 """The keys of a multimodal model's config that concern its text part."""
+REGROUPED = ("falcon",)
+"""The model types whose rows GGUF files have in another order, and transformers leaves in it."""
 
 
 class Lender:
@@ -164,7 +166,7 @@ def load_by_transformers(
     path = Path(checkpoint.source)
     if checkpoint.folder is not None and path.suffix != ".safetensors":
         where: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.folder}
-    elif path.suffix == ".gguf" and path.is_file():
+    elif path.suffix == ".gguf" and path.is_file() and config.model_type not in REGROUPED:
         where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     else:
         return None

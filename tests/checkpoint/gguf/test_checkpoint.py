@@ -1,5 +1,6 @@
 """GGUF files against the transformers models they were written from."""
 
+import math
 import struct
 import subprocess
 import sys
@@ -19,15 +20,18 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 
 ALL = [
-    "arcee", "cohere", "cohere-norms", "cohere2", "deepseek2", "deepseek2-queries", "deepseek3",
-    "ernie", "ernie-moe", "exaone", "exaone-full", "falcon-h1", "gemma", "gemma2", "gemma3",
-    "gemma4", "glm", "glm4", "gpt-oss", "gpt2", "gptneox", "granite", "granitehybrid",
-    "granitehybrid-experts", "granitemoe", "granitemoe-shared", "hunyuan", "jais2", "lfm2",
-    "lfm2moe", "llama", "llama-bias", "llama-tied", "minicpm3", "mistral3",
-    "mistral3-no-temperature", "mistral3-plain-yarn", "mixtral", "nemotron", "olmo", "olmo2",
-    "olmo3", "olmo3-bases", "olmoe", "phi2", "phi3", "phi3-longrope", "qwen2", "qwen2-yarn",
-    "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed", "smollm3",
-    "stablelm", "stablelm-parallel", "starcoder", "starcoder2",
+    "afmoe", "apertus", "arcee", "bamba", "cohere", "cohere-norms", "cohere2", "deepseek2",
+    "deepseek2-queries", "deepseek3", "dots1", "ernie", "ernie-moe", "exaone", "exaone-full",
+    "exaone-moe", "falcon", "falcon-groups", "falcon-h1", "gemma", "gemma2", "gemma3",
+    "gemma3n", "gemma4", "glm", "glm4", "glm4moe", "glm4moe-air", "gpt-oss", "gpt2", "gptneox",
+    "granite", "granite-swa", "granite-swa-experts", "granitehybrid", "granitehybrid-experts",
+    "granitemoe", "granitemoe-shared", "hunyuan", "hunyuan-moe", "jais2", "lfm2", "lfm2moe",
+    "llama", "llama-bias", "llama-tied", "llama4", "mamba2", "mellum", "minicpm3", "minimax",
+    "mistral3", "mistral3-no-temperature", "mistral3-plain-yarn", "mixtral", "nemotron",
+    "nemotron-h", "nemotron-h-moe", "olmo", "olmo2", "olmo3", "olmo3-bases", "olmoe", "phi2",
+    "phi3", "phi3-longrope", "phimoe", "phimoe-longrope", "qwen2", "qwen2-yarn", "qwen2moe",
+    "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed", "smollm3", "stablelm",
+    "stablelm-parallel", "starcoder", "starcoder2",
 ]  # fmt: skip
 
 
@@ -111,6 +115,26 @@ def test_quantised_tensors(
             np.testing.assert_array_equal(checkpoint.read(name).numpy(), expected)
 
 
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0])
+@pytest.mark.parametrize(
+    "variant", ["falcon-groups", "gemma3n", "glm4moe", "granite-swa-experts", "nemotron-h-moe"]
+)
+def test_quantised_tensors_that_a_file_keeps_otherwise(
+    variant: str, kind: Kind, tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """The rows of all of them stay rows, so each has the blocks of Hugging Face's row."""
+    model = tiny_model(variant)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", variant, model, quantization=kind))
+    changed = 0
+    for name in checkpoint.names():
+        expected = model.state_dict()[name].numpy()
+        if expected.ndim > 1 and expected.shape[-1] % 32 == 0:
+            expected = gguf.quants.dequantize(gguf.quants.quantize(expected, kind), kind)
+            changed += 1
+        np.testing.assert_allclose(checkpoint.read(name).numpy(), expected, rtol=0, atol=1e-6)
+    assert changed >= 10
+
+
 def test_llama3_rope_scaling_is_recovered(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> None:
     def with_factors(factors: np.ndarray) -> Callable[[gguf.GGUFWriter], None]:
         factors = factors.astype(np.float32)
@@ -142,6 +166,29 @@ def test_llama3_rope_scaling_is_recovered(tmp_path: Path, tiny_model: Any, write
         path = write_gguf(tmp_path / "m.gguf", "llama", model, extra=with_factors(wrong))
         with pytest.raises(CetaneError, match=r"rope_freqs\.weight"):
             open_checkpoint(path)
+
+
+def test_the_rope_scaling_of_llama_4_scout(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """It has one bound: nothing lies between the two regimes."""
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    }
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](
+        transformers.LlamaConfig(head_dim=32, rope_parameters=scaling), "cpu"
+    )
+    factors = (5e5 ** -(np.arange(0, 32, 2) / 32) / scaled.numpy()).astype(np.float32)
+    extra = lambda w: w.add_tensor("rope_freqs.weight", factors)  # noqa: E731
+    model = tiny_model("llama4", head_dim=32)
+    path = write_gguf(tmp_path / "m.gguf", "llama4", model, extra=extra)
+    found = open_checkpoint(path).config["rope_parameters"]
+    assert found == scaling | {"factor": pytest.approx(16.0, rel=1e-5)}
 
 
 @pytest.mark.parametrize(
@@ -315,6 +362,34 @@ def test_what_cannot_be_read_faithfully_is_refused(
         ("gemma4", lambda w: w.add_shared_kv_layers(9), "less than 4"),
         ("gemma2", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
         ("gpt-oss", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 150000.0"),
+        ("cohere2", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
+        ("exaone", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
+        ("llama4", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 500000.0"),
+        ("granite", lambda w: w.add_rope_scaling_finetuned(False), "is False, not True"),
+        ("deepseek3", lambda w: w.add_attn_temperature_scale(0.1), "is 0.1.*, not 0.0"),
+        ("lfm2", lambda w: w.add_sliding_window(9), "is 9, not 0"),
+        ("exaone-moe", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
+        (
+            "glm4moe",
+            lambda w: w.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX),
+            "is 1, not 2",
+        ),
+        ("afmoe", lambda w: w.add_expert_weights_norm(False), "is False, not True"),
+        ("minimax", lambda w: w.add_expert_weights_scale(2.0), "is 2.0, not 1.0"),
+        ("phimoe", lambda w: w.add_expert_used_count(3), "is 3, not 2"),
+        ("hunyuan-moe", lambda w: w.add_expert_shared_count(2), "is 2, not 1"),
+        ("llama4", lambda w: w.add_sliding_window(0), "is 0, not left out"),
+        ("gemma3n", lambda w: w.add_altup_num_inputs(3), "is 3, not 4"),
+        ("gemma3n", lambda w: w.add_activation_sparsity_scale([1.0]), "is not 5 numbers"),
+        ("apertus", lambda w: w.add_xielu_alpha_p([0.5]), "xielu.alpha_p is not 2 numbers"),
+        ("apertus", lambda w: w.add_xielu_beta([0.5, math.nan]), "xielu.beta has NaN"),
+        ("falcon-groups", lambda w: w.add_head_count_kv(3), "do not divide 32 channels"),
+        ("mamba2", lambda w: w.add_ssm_inner_size(34), "multiple of"),
+        (
+            "nemotron-h",
+            lambda w: w.add_tensor("blk.1.attn_q.weight", np.zeros((48, 32), np.float32)),
+            "layer 1 has full_attention and mlp, not one part",
+        ),
         ("lfm2", lambda w: w.add_head_count_kv([0, 2]), "3 integers"),
         (
             "lfm2moe",
@@ -342,6 +417,109 @@ def test_a_base_of_sliding_layers_that_is_the_others_too(
     same = lambda w: w.add_rope_freq_base_swa(10_000.0)  # noqa: E731
     path = write_gguf(tmp_path / "n.gguf", "gemma2", model, extra=same)
     assert open_checkpoint(path).config == plain.config
+
+
+def test_factors_of_positions_that_a_phimoe_lacks(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """Only those of Phi-3.5-MoE are known."""
+    model = tiny_model("phimoe-longrope", max_position_embeddings=65536)
+    refused(write_gguf(tmp_path / "m.gguf", "phimoe", model), "factors that it does not name")
+
+
+def test_falcon_2_names_its_rotary_base(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> None:
+    """It has one norm, and the converter leaves its base out."""
+    model = tiny_model("falcon-groups", num_ln_in_parallel_attn=1)
+    refused(write_gguf(tmp_path / "m.gguf", "falcon-groups", model), "names no rotary base")
+    named = lambda w: w.add_rope_freq_base(500042.0)  # noqa: E731
+    checkpoint = open_checkpoint(
+        write_gguf(tmp_path / "n.gguf", "falcon-groups", model, extra=named)
+    )
+    assert checkpoint.config["rope_parameters"]["rope_theta"] == 500042.0
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(checkpoint.read(name), weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("variant", ["gemma3n", "gemma4"])
+def test_keys_that_no_layer_reads(
+    variant: str, tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """Layers that take the keys and values of earlier ones have their own in releases."""
+    model = tiny_model(variant)
+    last = model.config.num_hidden_layers - 1
+
+    def spare(writer: gguf.GGUFWriter) -> None:
+        for part in ("k", "v"):
+            writer.add_tensor(f"blk.{last}.attn_{part}.weight", np.zeros((32, 32), np.float32))
+        writer.add_tensor(f"blk.{last}.attn_k_norm.weight", np.zeros(16, np.float32))
+
+    plain = open_checkpoint(write_gguf(tmp_path / "m.gguf", variant, model))
+    both = open_checkpoint(write_gguf(tmp_path / "n.gguf", variant, model, extra=spare))
+    assert both.names() == plain.names() and both.config == plain.config
+
+
+def test_layers_that_share_keys_counted_by_a_float(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """As the first files of Gemma 3n have it."""
+
+    def counted(value: float) -> Path:
+        key = "gemma3n.attention.shared_kv_layers"
+        extra = lambda w: w.add_key_value(key, value, gguf.GGUFValueType.FLOAT32)  # noqa: E731
+        path: Path = write_gguf(tmp_path / "m.gguf", "gemma3n", tiny_model("gemma3n"), extra=extra)
+        return path
+
+    assert open_checkpoint(counted(2.0)).config["num_kv_shared_layers"] == 2
+    for wrong in (2.5, -1.0, 5.0, math.nan, math.inf):
+        refused(counted(wrong), "shared_kv_layers is")
+
+
+def test_a_glm4_that_sees(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> None:
+    """The converter puts the halves of what turns one after the other."""
+    model, turned = (tiny_model("glm4", attention_bias=True) for _ in range(2))
+    for layer in turned.model.layers:
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            for tensor in (part.weight, part.bias):
+                heads = tensor.data.unflatten(0, (-1, 24))
+                tensor.data = torch.cat([heads[:, 0:12:2], heads[:, 1:12:2], heads[:, 12:]], 1)
+                tensor.data = tensor.data.flatten(0, 1)
+
+    def file(width: int = 12) -> Path:
+        def sections(writer: gguf.GGUFWriter) -> None:
+            writer.add_rope_dimension_sections([2, 2, 2, 0])
+            writer.add_rope_dimension_count(width)
+
+        path: Path = write_gguf(tmp_path / "m.gguf", "glm4", turned, extra=sections)
+        return path
+
+    checkpoint = open_checkpoint(file())
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(checkpoint.read(name), weight, rtol=0, atol=0)
+    refused(file(11), "11 channels of a head turn, which are no pairs")
+
+
+def test_a_list_of_layers_counts_more_than_their_period(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    """The converter writes 4 as the period, whatever the layers are."""
+
+    def listed(writer: gguf.GGUFWriter) -> None:
+        writer.add_full_attention_interval(4)
+        writer.add_array("qwen35.attention.recurrent_layers", [True, False, True])
+
+    model = tiny_model("qwen35")
+    plain = open_checkpoint(write_gguf(tmp_path / "m.gguf", "qwen35", model))
+    both = open_checkpoint(write_gguf(tmp_path / "n.gguf", "qwen35", model, extra=listed))
+    assert both.config == plain.config
+
+
+def test_a_period_in_place_of_a_list_of_windows(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    period = lambda w: w.add_uint32("afmoe.attention.sliding_window_pattern", 2)  # noqa: E731
+    path = write_gguf(tmp_path / "m.gguf", "afmoe", tiny_model("afmoe"), extra=period)
+    slides = [kind == "sliding_attention" for kind in open_checkpoint(path).config["layer_types"]]
+    assert slides == [True, False, True, False, True]
 
 
 def test_layers_that_only_draft_are_left_out(
@@ -407,7 +585,7 @@ def test_unknown_architecture(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    refused(tmp_path / "m.gguf", r"'bloom'; known are: llama, qwen2, .*gemma3")
+    refused(tmp_path / "m.gguf", "'bloom', which is not read from GGUF")
 
 
 def test_unknown_tensor_name_and_file_cut_after_opening(good: Path) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import gguf
 import pytest
+import tiktoken
 from gguf import TokenType
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
@@ -175,7 +177,7 @@ def test_byte_level(pre: str, tmp_path: Path) -> None:
 def test_splits_are_those_of_transformers() -> None:
     """Its reader of GGUF files has the rules of the models that it reads."""
     both = GGUF_PRE_TOKENIZER_SPLITS.keys() & PRE_TOKENIZERS.keys()
-    assert {"llama4", "pixtral", "tekken", "dbrx", "megrez", "falcon-h1"} <= both
+    assert {"llama4", "tekken", "dbrx", "megrez", "falcon-h1", "kanana2", "minimax-m2"} <= both
     for name in both:
         assert PRE_TOKENIZERS[name].splits == (GGUF_PRE_TOKENIZER_SPLITS[name],), name
 
@@ -208,16 +210,72 @@ def test_the_splits_that_llama_cpp_calls_default(
         ("youtu", "\ud55c\uae00\u3001ok", ["\ud55c\uae00", "\u3001", "ok"]),
         ("command-r", "it's 12", ["it", "'s", " ", "1", "2"]),
         ("stablelm2", "it's 12", ["it", "'s", " ", "1", "2"]),
+        ("mpt", "it's 12", ["it", "'s", " 12"]),
+        ("a.x-4.0", "it's 12", ["it", "'s", " 12"]),
+        ("gigachat", "it's 12", ["it", "'s", " 12"]),
+        ("joyai-llm", "it's 1234", ["it", "'s", " ", "123", "4"]),
+        ("hunyuan", "it's 12", ["it", "'s", " ", "1", "2"]),
+        ("solar-open", "it's 12", ["it", "'s", " ", "1", "2"]),
+        ("mellum2", "it's 12", ["it", "'s", " ", "1", "2"]),
+        ("glm4", "it's 1234", ["it", "'s", " ", "123", "4"]),
+        ("falcon", "x=1234 `b`", ["x", "=", "123", "4", " ", "`", "b", "`"]),
+        ("falcon", "it's 12", ["it", "'", "s", " 12"]),
+        ("afmoe", "1234567 and 12", ["1", "234", "567", " and", " ", "12"]),
+        ("afmoe", "123456", ["123", "456"]),
+        ("afmoe", "\u4e2d\u6587ok", ["\u4e2d\u6587", "ok"]),
+        ("exaone-moe", "it's so 12/\n\n", ["it", "'s", " so", " ", "1", "2", "/\n", "\n"]),
+        ("exaone-moe", "a b c", ["a b c"]),
     ],
 )
 def test_splits_that_transformers_does_not_know(
     kind: str, text: str, pieces: list[str], tmp_path: Path
 ) -> None:
-    """By hand: Jais 2 takes spaces by powers of two, Youtu runs of a script first."""
+    """By hand: Jais 2 takes spaces by powers of two, Youtu runs of a script first, EXAONE words in
+    one piece, AFMoE numbers in threes from the right."""
     backend = byte_level_backend("gpt-2")
     tokenizer = load(byte_level_gguf(tmp_path / "m.gguf", backend, kind))
     found = tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)
     assert [text[start:stop] for _, (start, stop) in found] == pieces
+
+
+KIMI = "|".join(  # of its tokenization_kimi.py
+    [
+        r"[\p{Han}]+",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+
+
+def test_merges_that_a_kimi_lacks(tmp_path: Path) -> None:
+    """Its tokens stand in the order of merges, as tiktoken takes them."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = split_on(KIMI)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS * 3, trainer)
+    tokens = sorted(backend.get_vocab(), key=backend.token_to_id)
+    of_character = {c: b for b, c in bytes_to_unicode().items()}
+    ranks = {bytes(of_character[c] for c in token): i for i, token in enumerate(tokens)}
+    truth = tiktoken.Encoding("kimi", pat_str=KIMI, mergeable_ranks=ranks, special_tokens={})
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_pre("kimi-k2")
+        writer.add_token_list(tokens)
+
+    path = write(tmp_path / "m.gguf", "deepseek2", "gpt2", metadata)
+    for text in [*TEXTS, "\u4e2d\u6587Ab\u4e2d's 12345 \u00e9t\u00e9 \u304b\u306a!\n"]:
+        assert load(path).encode(text) == truth.encode(text), text
 
 
 def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
@@ -477,7 +535,7 @@ def good_bpe(writer: gguf.GGUFWriter) -> None:
         (
             "gpt2",
             [lambda w: w.add_token_list(["a"]), lambda w: w.add_tokenizer_pre("new")],
-            "pre-tokenizer 'new' is not known; known are: chatglm-bpe, command-r, ",
+            "pre-tokenizer 'new' is not known",
         ),
         ("gpt2", [good_tokens], r"no tokenizer\.ggml\.merges"),
         ("gemma4", [good_tokens], r"no tokenizer\.ggml\.merges"),

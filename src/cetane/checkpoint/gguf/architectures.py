@@ -6,10 +6,18 @@ Source: llama.cpp's conversion scripts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from cetane.checkpoint.gguf import layouts, names, recurrent_layouts
+from cetane.checkpoint.gguf import (
+    layouts,
+    mixture_names,
+    names,
+    recurrent_layouts,
+    recurrent_names,
+)
+from cetane.checkpoint.gguf.keys import Keys
 from cetane.checkpoint.gguf.names import Config, Names
+from cetane.checkpoint.gguf.pieces import LayerNumber
 from cetane.checkpoint.gguf.rules import TensorRule
 
 
@@ -29,6 +37,10 @@ class Architecture:
     """The endings of the modules that may have biases."""
     layers: str = "model.layers"
     """The path of Hugging Face's layers."""
+    numbers: tuple[LayerNumber, ...] = ()
+    """What the metadata has for each layer, and Hugging Face as tensors."""
+    stacks: tuple[str, ...] = ()
+    """The tensors that hold several of Hugging Face's."""
 
     def tensor_names(self, config: Config) -> tuple[Names, Names]:
         """Hugging Face's names by GGUF's: of all weights, and of biases that there may be."""
@@ -48,7 +60,26 @@ class Architecture:
         }
         return weights, biases
 
+    def unused(self, config: Config) -> set[str]:
+        """Tensors that a file may hold although no layer reads them: keys and values of layers
+        that take those of earlier ones."""
+        layers = range(config["num_hidden_layers"])
+        return {
+            f"blk.{index}.{name}"
+            for index in layers
+            if names.shares_keys(config, index)
+            for name in names.KEYS_AND_VALUES
+        }
 
+
+NEMOTRON_H = Architecture(
+    "nemotron_h",
+    "NemotronHForCausalLM",
+    recurrent_names.nemotron_h,
+    (*recurrent_layouts.MAMBA_2, *layouts.INTERLEAVED, *layouts.UNGATED_EXPERTS),
+    recurrent_names.NEMOTRON_TOP,
+    ("conv1d",),
+)
 ARCHITECTURES = {
     # Mistral is "llama" to llama.cpp; its modules and its config are the same.
     "llama": Architecture("llama", "LlamaForCausalLM", names.LLAMA, layouts.INTERLEAVED),
@@ -58,23 +89,23 @@ ARCHITECTURES = {
     "granitemoe": Architecture(
         "granitemoe",
         "GraniteMoeForCausalLM",
-        names.granite_mixture,
+        mixture_names.granite_mixture,
         (*layouts.INTERLEAVED, *layouts.EXPERTS, *layouts.SHARED_MLPS),
     ),
     "granitehybrid": Architecture(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
-        names.granite_hybrid,
+        recurrent_names.granite_hybrid,
         (*layouts.INTERLEAVED, *layouts.EXPERTS, *layouts.SHARED_MLPS, *recurrent_layouts.MAMBA_2),
-        biased=names.MAMBA_BIASED,
+        biased=recurrent_names.MAMBA_BIASED,
     ),
     "falcon-h1": Architecture(
         "falcon_h1",
         "FalconH1ForCausalLM",
-        names.falcon_h1,
+        recurrent_names.falcon_h1,
         recurrent_layouts.MAMBA_2,
         names.TOP | names.weights({"output_norm": "model.final_layernorm"}),
-        names.MAMBA_BIASED,
+        recurrent_names.MAMBA_BIASED,
     ),
     "arcee": Architecture(
         "arcee",
@@ -145,7 +176,7 @@ ARCHITECTURES = {
         biased=names.LAYER_NORMED,
     ),
     "ernie4_5-moe": Architecture(
-        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", names.ernie_mixture, layouts.EXPERTS
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", mixture_names.ernie_mixture, layouts.EXPERTS
     ),
     "chatglm": Architecture("glm", "GlmForCausalLM", names.GLM),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", names.GLM4),
@@ -168,17 +199,17 @@ ARCHITECTURES = {
     "qwen2moe": Architecture(
         "qwen2_moe",
         "Qwen2MoeForCausalLM",
-        names.MIXTURE | names.SHARED,
+        mixture_names.MIXTURE | mixture_names.SHARED,
         (*layouts.EXPERTS, *layouts.SHARED_GATES),
     ),
     "qwen3moe": Architecture(
-        "qwen3_moe", "Qwen3MoeForCausalLM", names.MIXTURE | names.QK_NORMS, layouts.EXPERTS
+        "qwen3_moe", "Qwen3MoeForCausalLM", mixture_names.MIXTURE | names.QK_NORMS, layouts.EXPERTS
     ),
     "olmoe": Architecture(
-        "olmoe", "OlmoeForCausalLM", names.MIXTURE | names.QK_NORMS, layouts.EXPERTS
+        "olmoe", "OlmoeForCausalLM", mixture_names.MIXTURE | names.QK_NORMS, layouts.EXPERTS
     ),
     "gpt-oss": Architecture(
-        "gpt_oss", "GptOssForCausalLM", names.GPT_OSS, layouts.TRANSPOSED_EXPERTS
+        "gpt_oss", "GptOssForCausalLM", mixture_names.GPT_OSS, layouts.TRANSPOSED_EXPERTS
     ),
     "olmo2": Architecture(
         "olmo2",
@@ -186,34 +217,38 @@ ARCHITECTURES = {
         names.ATTENTION | names.MLP | names.QK_NORMS | names.NORMS_AFTER,
     ),
     "lfm2": Architecture(
-        "lfm2", "Lfm2ForCausalLM", names.lfm2, recurrent_layouts.SHORT_CONVOLUTIONS, names.LFM2_TOP
+        "lfm2",
+        "Lfm2ForCausalLM",
+        recurrent_names.lfm2,
+        recurrent_layouts.SHORT_CONVOLUTIONS,
+        recurrent_names.LFM2_TOP,
     ),
     "lfm2moe": Architecture(
         "lfm2_moe",
         "Lfm2MoeForCausalLM",
-        names.lfm2_mixture,
+        recurrent_names.lfm2_mixture,
         (*recurrent_layouts.SHORT_CONVOLUTIONS, *layouts.EXPERTS),
-        names.LFM2_TOP,
+        recurrent_names.LFM2_TOP,
     ),
     "qwen3next": Architecture(
         "qwen3_next",
         "Qwen3NextForCausalLM",
-        names.qwen_mixture,
+        recurrent_names.qwen_mixture,
         (*recurrent_layouts.QWEN3_NEXT, *layouts.EXPERTS),
     ),
     "qwen35": Architecture(
-        "qwen3_5_text", "Qwen3_5ForCausalLM", names.qwen35, recurrent_layouts.QWEN3_5
+        "qwen3_5_text", "Qwen3_5ForCausalLM", recurrent_names.qwen35, recurrent_layouts.QWEN3_5
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
         "Qwen3_5MoeForCausalLM",
-        names.qwen_mixture,
+        recurrent_names.qwen_mixture,
         (*recurrent_layouts.QWEN3_5, *layouts.EXPERTS),
     ),
     "deepseek2": Architecture(
         "deepseek_v2",
         "DeepseekV2ForCausalLM",
-        names.deepseek2,
+        mixture_names.deepseek2,
         (*layouts.LATENTS, *layouts.EXPERTS),
     ),
     "gemma": Architecture("gemma", "GemmaForCausalLM", names.LLAMA, layouts.GAINS_LESS_ONE),
@@ -230,9 +265,104 @@ ARCHITECTURES = {
         layouts.GAINS_LESS_ONE,
     ),
     "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", names.gemma4),
+    "gemma3n": Architecture(
+        "gemma3n_text",
+        "Gemma3nForCausalLM",
+        names.gemma3n,
+        top=names.GEMMA3N_TOP,
+        stacks=tuple(names.STREAMS),
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe", "Glm4MoeForCausalLM", mixture_names.glm_mixture, layouts.EXPERTS
+    ),
+    "dots1": Architecture("dots1", "Dots1ForCausalLM", mixture_names.dots_mixture, layouts.EXPERTS),
+    "exaone-moe": Architecture(
+        "exaone_moe", "ExaoneMoeForCausalLM", mixture_names.dots_mixture, layouts.EXPERTS
+    ),
+    "afmoe": Architecture("afmoe", "AfmoeForCausalLM", mixture_names.afmoe, layouts.EXPERTS),
+    "minimax-m2": Architecture(
+        "minimax_m2", "MiniMaxM2ForCausalLM", mixture_names.MINIMAX, layouts.EXPERTS
+    ),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", mixture_names.HUNYUAN, layouts.EXPERTS
+    ),
+    "phimoe": Architecture(
+        "phimoe",
+        "PhimoeForCausalLM",
+        mixture_names.PHIMOE,
+        layouts.EXPERTS,
+        biased=(*names.LAYER_NORMED, "lm_head"),
+    ),
+    "mellum": Architecture(
+        "mellum", "MellumForCausalLM", mixture_names.MIXTURE | names.QK_NORMS, layouts.EXPERTS
+    ),
+    "llama4": Architecture(
+        "llama4_text", "Llama4ForCausalLM", mixture_names.llama4, layouts.LLAMA4_EXPERTS
+    ),
+    "granite_swa": Architecture(
+        "granite_swa",
+        "GraniteSWAForCausalLM",
+        mixture_names.granite_windows,
+        (*layouts.INTERLEAVED, *layouts.JOINED_EXPERTS),
+        biased=(*names.BIASED, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    ),
+    "falcon": Architecture(
+        "falcon",
+        "FalconForCausalLM",
+        names.falcon,
+        layouts.GROUP_BY_GROUP,
+        names.FALCON_TOP,
+        ("layernorm", "ln_attn", "ln_mlp", "ln_f"),
+        "transformer.h",
+    ),
+    "apertus": Architecture(
+        "apertus",
+        "ApertusForCausalLM",
+        names.APERTUS,
+        numbers=(
+            LayerNumber("xielu.alpha_p", "mlp.act_fn.alpha_p", (1,)),
+            LayerNumber("xielu.alpha_n", "mlp.act_fn.alpha_n", (1,)),
+            LayerNumber("xielu.beta", "mlp.act_fn.beta", ()),
+            LayerNumber("xielu.eps", "mlp.act_fn.eps", ()),
+        ),
+    ),
+    "mamba2": Architecture(
+        "mamba2",
+        "Mamba2ForCausalLM",
+        recurrent_names.mamba2,
+        recurrent_layouts.MAMBA_2,
+        recurrent_names.MAMBA2_TOP,
+        ("conv1d",),
+        "backbone.layers",
+    ),
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h_moe": NEMOTRON_H,
 }
 
 MIXTRAL = Architecture(
-    "mixtral", "MixtralForCausalLM", names.MIXTURE, (*layouts.INTERLEAVED, *layouts.EXPERTS)
+    "mixtral", "MixtralForCausalLM", mixture_names.MIXTURE, (*layouts.INTERLEAVED, *layouts.EXPERTS)
 )
 """A "llama" with experts."""
+SEEING_GLM4 = replace(ARCHITECTURES["glm4"], rules=layouts.PART_IN_TURN)
+"""The text part of a GLM-4 that sees (GLM-4.1V): llama.cpp's positions in a picture need halves."""
+BAMBA = Architecture(
+    "bamba",
+    "BambaForCausalLM",
+    recurrent_names.bamba,
+    (*layouts.INTERLEAVED, *recurrent_layouts.MAMBA_2),
+    names.TOP | names.weights({"output_norm": "model.final_layernorm"}),
+    recurrent_names.MAMBA_BIASED,
+)
+"""A "granitehybrid" without Granite's factors."""
+
+
+def architecture_of(keys: Keys) -> Architecture | None:
+    """The architecture of a file; None for an unknown name."""
+    name = keys.architecture
+    if name == "llama" and keys.optional("expert_count"):
+        return MIXTRAL
+    if name == "glm4" and keys.get("rope.dimension_sections") is not None:
+        return SEEING_GLM4
+    if name == "granitehybrid" and keys.get("logit_scale") is None:
+        return BAMBA
+    return ARCHITECTURES.get(name) if isinstance(name, str) else None

@@ -13,10 +13,11 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from cetane.checkpoint.checkpoint import Checkpoint
-from cetane.checkpoint.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
+from cetane.checkpoint.gguf.architectures import Architecture, architecture_of
 from cetane.checkpoint.gguf.config import build_config
 from cetane.checkpoint.gguf.file import GGUFFile, read_gguf, read_split
 from cetane.checkpoint.gguf.keys import Keys
+from cetane.checkpoint.gguf.pieces import apart
 from cetane.checkpoint.gguf.rules import MadeTensor
 from cetane.checkpoint.gguf.tokenizer import load_gguf_tokenizer
 from cetane.checkpoint.stored_tensors import Identity, StoredTensor, identity_of
@@ -32,7 +33,7 @@ _NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One GGUF file of an architecture in `ARCHITECTURES`."""
+    """One GGUF file of a known architecture."""
 
     def __init__(self, file: GGUFFile, architecture: Architecture) -> None:
         config = build_config(file, architecture)
@@ -43,12 +44,15 @@ class GGUFCheckpoint(Checkpoint):
     def open(cls, path: Path) -> GGUFCheckpoint:
         """Read the header of `path`. CetaneError if it is broken or not supported."""
         file = read_split(read_gguf(path))
-        name = file.metadata.get("general.architecture")
-        if not isinstance(name, str) or name not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise CetaneError(f"{path} holds a model of architecture {name!r}; known are: {known}")
-        mixtral = name == "llama" and Keys(file).optional("expert_count")
-        return cls(file, MIXTRAL if mixtral else ARCHITECTURES[name])
+        keys = Keys(file)
+        architecture = architecture_of(keys)
+        if architecture is None:
+            raise CetaneError(
+                f"{path} holds a model of architecture {keys.architecture!r}, which is not read "
+                "from GGUF",
+                "try the model's safetensors: more architectures are read from them",
+            )
+        return cls(file, architecture)
 
     def read(self, name: str) -> torch.Tensor:
         import torch  # here, so that opening a checkpoint does not load it
@@ -82,10 +86,11 @@ def _rename(
     names = weights | biases
     drafting = range(config["num_hidden_layers"], Keys(file).integer("block_count"))
     ignored = tuple(f"blk.{index}." for index in drafting)
+    unused = _NOT_WEIGHTS | architecture.unused(config)
     stored = {
         name: tensor
-        for name, tensor in file.tensors.items()
-        if name not in _NOT_WEIGHTS and not name.startswith(ignored)
+        for name, tensor in apart(file.tensors, architecture.stacks, str(file.path)).items()
+        if name not in unused and not name.startswith(ignored)
     }
     for name in stored:
         if name not in names:
@@ -103,6 +108,9 @@ def _rename(
             )
     tensors = {names[name]: tensor for name, tensor in stored.items()}
     _make(tensors, architecture, config, str(file.path))
+    for number in architecture.numbers:
+        for index, tensor in enumerate(number.tensors(file, config["num_hidden_layers"])):
+            tensors[f"{architecture.layers}.{index}.{number.name}"] = tensor
     return tensors
 
 

@@ -15,7 +15,7 @@ class Keys:
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
-        self.architecture = file.metadata["general.architecture"]
+        self.architecture = file.metadata.get("general.architecture")
 
     def get(self, key: str) -> Any:
         """The value of `ARCHITECTURE.KEY`; None if the file has none."""
@@ -49,13 +49,35 @@ class Keys:
             raise self.bad(key, f"{count} integers", value)
         return [self.integer(key, default)] * count
 
-    def sliding_layers(self, count: int) -> list[bool]:
-        """Whether each of `count` layers slides. A file may tell of more: of layers that draft."""
+    def sliding_layers(self, count: int, period: int | None = None) -> list[bool]:
+        """Whether each of `count` layers slides. A file may tell of more: of layers that draft.
+
+        `period`: in files that name none or a number, one layer of so many does not slide.
+        """
         key = "attention.sliding_window_pattern"
+        if period and not isinstance(self.get(key), np.ndarray):
+            period = self.integer(key, period)
+            return [(index + 1) % period != 0 for index in range(count)]
+        return self.booleans(key, count)
+
+    def booleans(self, key: str, count: int) -> list[bool]:
+        """One for each of `count` layers, of a list that may be longer."""
         value = self.get(key)
         if not isinstance(value, np.ndarray) or value.dtype != bool or len(value) < count:
             raise self.bad(key, f"{count} booleans", value)
         return [bool(one) for one in value[:count]]
+
+    def numbers(self, key: str, count: int) -> list[float]:
+        """A number for each of `count` layers, under a whole key or the architecture's, which a
+        file may write as one for all."""
+        value = self.file.metadata.get(key)
+        if isinstance(value, float):
+            value = np.full(count, value)
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or len(value) < count:
+            raise CetaneError(f"{self.file.path}: metadata {key} is not {count} numbers")
+        if np.isnan(value[:count]).any():
+            raise CetaneError(f"{self.file.path}: metadata {key} has NaN")
+        return [float(number) for number in value[:count]]
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite float above 0. CetaneError for another value, and without value and default."""

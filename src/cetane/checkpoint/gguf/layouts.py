@@ -51,6 +51,27 @@ def of_three(config: Config, stored: Shape) -> Shape:
     return stored
 
 
+def group_by_group(config: Config, rows: Array) -> Array:
+    """All queries' rows, then all keys' and all values' -> those of each group together."""
+    groups, heads = config["num_kv_heads"], config["num_attention_heads"]
+    width = config["hidden_size"] // heads
+    sizes = np.cumsum([heads * width, groups * width])
+    parts = [part.reshape(groups, -1, *rows.shape[1:]) for part in np.split(rows, sizes)]
+    return np.concatenate(parts, axis=1).reshape(rows.shape)
+
+
+def of_groups(config: Config, stored: Shape) -> Shape:
+    groups, heads, hidden = (
+        config[key] for key in ("num_kv_heads", "num_attention_heads", "hidden_size")
+    )
+    if hidden % heads or heads % groups:
+        raise ValueError(f"{heads} heads and {groups} groups do not divide {hidden} channels")
+    if stored[0] != hidden // heads * (heads + 2 * groups):
+        raise ValueError(f"shape {stored} is not {heads} heads in {groups} groups")
+    return stored
+
+
+GROUP_BY_GROUP = (one_piece(".query_key_value.weight", group_by_group, of_groups),)
 HEAD_BY_HEAD = tuple(
     one_piece(f".query_key_value.{leaf}", head_by_head, of_three) for leaf in ("weight", "bias")
 )
@@ -78,6 +99,38 @@ def of_heads(heads: str) -> Callable[[Config, Shape], Shape]:
 
 INTERLEAVED = tuple(
     one_piece(f".{part}_proj.{leaf}", split_halves(heads), of_heads(heads))
+    for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
+    for leaf in ("weight", "bias")
+)
+
+
+def turned_in_turn(config: Config, rows: Array) -> Array:
+    """Of the rows of each head that turn: first halves, then second -> a first, then its second."""
+    width, turned = config["head_dim"], turning(config)
+    heads = rows.reshape(-1, width, *rows.shape[1:]).copy()
+    halves = heads[:, :turned].reshape(len(heads), 2, -1, *rows.shape[1:])
+    heads[:, :turned] = halves.swapaxes(1, 2).reshape(heads[:, :turned].shape)
+    return heads.reshape(rows.shape)
+
+
+def turning(config: Config) -> int:
+    """The channels of a head that turn."""
+    return int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"])
+
+
+def of_turned(heads: str) -> Callable[[Config, Shape], Shape]:
+    """A function that checks and returns the shape of the rows of heads that turn in part."""
+
+    def shape(config: Config, stored: Shape) -> Shape:
+        if turning(config) % 2:
+            raise ValueError(f"{turning(config)} channels of a head turn, which are no pairs")
+        return of_heads(heads)(config, stored)
+
+    return shape
+
+
+PART_IN_TURN = tuple(
+    one_piece(f".{part}_proj.{leaf}", turned_in_turn, of_turned(heads))
     for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
     for leaf in ("weight", "bias")
 )
@@ -128,6 +181,24 @@ EXPERTS = (
     gates_and_ups("gate_up_proj", "weight", one_after_other),
     TensorRule(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), as_stored),
 )
+UNGATED_EXPERTS = tuple(
+    TensorRule(f"{_PREFIX}{part}_proj", (f"{_PREFIX}{part}_proj.weight",), as_stored)
+    for part in ("up", "down")
+)
+JOINED_EXPERTS = tuple(
+    TensorRule(f"{_PREFIX}{part}_proj", (f"{_PREFIX}{part}_proj.weight",), as_stored)
+    for part in ("gate_up", "down")
+)
+"""Experts whose gates and ups are one tensor in the file too."""
+LLAMA4_EXPERTS = (
+    gates_and_ups(
+        "gate_up_proj",
+        "weight",
+        lambda config, gate, up: transposed(config, one_after_other(config, gate, up)),
+    ),
+    TensorRule(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), transposed),
+)
+"""Llama 4's, transposed: all gates, then all ups."""
 
 
 def twice(config: Config, gate: Shape, up: Shape) -> Shape:

@@ -60,21 +60,6 @@ GLM4 = ATTENTION | weights(
         "post_ffw_norm": "post_mlp_layernorm",
     }
 )
-
-
-def experts(home: str, router: str = "gate") -> Names:
-    """The names of a router and of experts, in a part of the layer."""
-    return weights(
-        {
-            "ffn_gate_inp": f"{home}.{router}",
-            "ffn_gate_exps": f"{home}.experts.gate_proj",
-            "ffn_up_exps": f"{home}.experts.up_proj",
-            "ffn_down_exps": f"{home}.experts.down_proj",
-        }
-    )
-
-
-EXPERTS = experts("mlp")
 FUSED = weights(
     {
         "attn_norm": "input_layernorm",
@@ -85,23 +70,7 @@ FUSED = weights(
         "ffn_down": "mlp.down_proj",
     }
 )
-DELTA = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"} | weights(
-    {
-        "attn_qkv": "linear_attn.in_proj_qkv",
-        "attn_gate": "linear_attn.in_proj_z",
-        "ssm_conv1d": "linear_attn.conv1d",
-        "ssm_norm": "linear_attn.norm",
-        "ssm_out": "linear_attn.out_proj",
-    }
-)
-GPT_OSS = (
-    ATTENTION
-    | EXPERTS
-    | {"attn_sinks.weight": "self_attn.sinks", "ffn_gate_inp.weight": "mlp.router.weight"}
-    | weights({"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"})
-)
 LLAMA = ATTENTION | NORMS_BEFORE | MLP
-MIXTURE = ATTENTION | NORMS_BEFORE | EXPERTS
 
 BIASED = (
     "q_proj", "k_proj", "v_proj", "o_proj", "router",
@@ -110,24 +79,6 @@ BIASED = (
 """The modules that may have biases."""
 LAYER_NORMED = (*BIASED, "up_proj", "down_proj", "layernorm", "model.norm")
 """The same in models with layer norms, whose other matrices may have biases too."""
-
-
-def shared(name: str) -> Names:
-    """The names of the expert that all tokens share; `name` is Hugging Face's for it."""
-    return weights(
-        {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}
-    )
-
-
-SHARED = shared("shared_expert") | weights({"ffn_gate_inp_shexp": "mlp.shared_expert_gate"})
-"""Qwen's expert that all tokens share."""
-GRANITE_EXPERTS = experts("block_sparse_moe", "router")
-GRANITE_PARTS = {"gate": "shared_mlp.gate_proj", "up": "shared_mlp.up_proj",
-                  "down": "shared_mlp.output_linear"}  # fmt: skip
-ALWAYS = weights({f"ffn_{part}_shexp": ours for part, ours in GRANITE_PARTS.items()})
-"""Granite's MLP beside experts, which all tokens take."""
-SHARED_MLP = weights({f"ffn_{part}": ours for part, ours in GRANITE_PARTS.items()})
-"""The same where there are no experts."""
 
 
 def cohere(config: Config, index: int) -> Names:
@@ -139,74 +90,6 @@ def stablelm(config: Config, index: int) -> Names:
     return norms | ATTENTION | MLP
 
 
-def mamba(home: str) -> Names:
-    """The names of a Mamba-2, in a part of the layer."""
-    vectors = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
-    modules = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_out": "out_proj"}
-    return {theirs: f"{home}.{ours}" for theirs, ours in vectors.items()} | weights(
-        {theirs: f"{home}.{ours}" for theirs, ours in modules.items()}
-    )
-
-
-def granite_hybrid(config: Config, index: int) -> Names:
-    """Mamba-2 or attention. A model without experts has the MLP that others share with all."""
-    mixes = config["layer_types"][index] == "mamba"
-    mixer = mamba("mamba") | weights({"ssm_norm": "mamba.norm"}) if mixes else ATTENTION
-    if not config["num_local_experts"]:
-        return NORMS_BEFORE | mixer | SHARED_MLP
-    return NORMS_BEFORE | mixer | GRANITE_EXPERTS | ALWAYS
-
-
-def falcon_h1(config: Config, index: int) -> Names:
-    """Mamba-2 and attention beside each other."""
-    parts = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
-    names = ONE_NORM | ATTENTION | mamba("mamba") | weights(parts)
-    names |= {"ffn_norm": "pre_ff_layernorm.weight"}
-    return names | (weights({"ssm_norm": "mamba.norm"}) if config["mamba_rms_norm"] else {})
-
-
-def granite_mixture(config: Config, index: int) -> Names:
-    names = ATTENTION | NORMS_BEFORE | GRANITE_EXPERTS
-    return names | (ALWAYS if config["model_type"] == "granitemoeshared" else {})
-
-
-def lfm2(config: Config, index: int) -> Names:
-    modules = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
-    if index < config.get("num_dense_layers", config["num_hidden_layers"]):
-        parts = {"ffn_gate": "w1", "ffn_up": "w3", "ffn_down": "w2"}
-        modules |= {theirs: f"feed_forward.{ours}" for theirs, ours in parts.items()}
-    if config["layer_types"][index] == "conv":
-        parts = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
-        return weights(modules | parts)
-    norms = {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
-    return QKV | weights(modules | norms | {"attn_output": "self_attn.out_proj"})
-
-
-def lfm2_mixture(config: Config, index: int) -> Names:
-    names = lfm2(config, index)
-    if index < config["num_dense_layers"]:
-        return names
-    return names | experts("feed_forward") | {"exp_probs_b.bias": "feed_forward.expert_bias"}
-
-
-def mixer(config: Config, index: int) -> Names:
-    """The delta rule or attention of a Qwen3-Next or Qwen3.5."""
-    if config["layer_types"][index] == "full_attention":
-        return POST_NORMS | ATTENTION | QK_NORMS
-    if config["model_type"] == "qwen3_next":
-        return POST_NORMS | DELTA | weights({"ssm_ba": "linear_attn.in_proj_ba"})
-    rates = {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
-    return POST_NORMS | DELTA | weights(rates)
-
-
-def qwen35(config: Config, index: int) -> Names:
-    return mixer(config, index) | MLP
-
-
-def qwen_mixture(config: Config, index: int) -> Names:
-    return mixer(config, index) | EXPERTS | SHARED
-
-
 QUERIES_ON_LATENT = weights(
     {
         "attn_q_a": "self_attn.q_a_proj",
@@ -216,52 +99,36 @@ QUERIES_ON_LATENT = weights(
 )
 
 
-def deepseek2(config: Config, index: int) -> Names:
-    latent = {
-        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-        "attn_k_b": "self_attn.k_b_proj",
-        "attn_v_b": "self_attn.v_b_proj",
-        "attn_output": "self_attn.o_proj",
+LAYER_INPUTS = weights(
+    {
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
     }
-    names = NORMS_BEFORE | weights(latent)
-    if config["q_lora_rank"] is None:
-        names |= weights({"attn_q": "self_attn.q_proj"})
-    else:
-        names |= QUERIES_ON_LATENT
-    if index < config["first_k_dense_replace"]:
-        return names | MLP
-    names |= EXPERTS | shared("shared_experts")
-    corrected = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
-    return names | (corrected if config["model_type"] == "deepseek_v3" else {})
+)
+"""What mixes a layer's own embedding into it."""
+KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 
 
-def ernie_mixture(config: Config, index: int) -> Names:
-    names, first = ATTENTION | NORMS_BEFORE, config["moe_layer_start_index"]
-    if index < first or (index + 1) % config["moe_layer_interval"]:
-        return names | MLP
-    if config["moe_num_shared_experts"]:
-        names |= shared("shared_experts")
-    corrections = "mlp.gate.moe_statics.e_score_correction_bias"
-    return names | EXPERTS | {"exp_probs_b.bias": corrections}
+def shares_keys(config: Config, index: int) -> bool:
+    """Whether a layer takes keys and values of an earlier one."""
+    return index >= config["num_hidden_layers"] - config.get("num_kv_shared_layers", 0)
+
+
+def own_keys(config: Config, index: int, attention: Names) -> Names:
+    """Attention without keys and values where the layer takes those of an earlier one."""
+    absent = KEYS_AND_VALUES if shares_keys(config, index) else ()
+    return {theirs: ours for theirs, ours in attention.items() if theirs not in absent}
 
 
 def gemma4(config: Config, index: int) -> Names:
-    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
     names = GEMMA_NORMS | MLP | {"layer_output_scale.weight": "layer_scalar"}
     if config["hidden_size_per_layer_input"]:
-        names |= weights(
-            {
-                "inp_gate": "per_layer_input_gate",
-                "proj": "per_layer_projection",
-                "post_norm": "post_per_layer_input_norm",
-            }
-        )
-    attention = ATTENTION | QK_NORMS
-    absent = ("attn_k.", "attn_v.", "attn_k_norm.") if index >= layers - shared else ()
+        names |= LAYER_INPUTS
+    attention = own_keys(config, index, ATTENTION | QK_NORMS)
     if config["attention_k_eq_v"] and config["layer_types"][index] == "full_attention":
-        absent = (*absent, "attn_v.")
-    return names | {k: v for k, v in attention.items() if not k.startswith(absent)}
+        attention.pop("attn_v.weight", None)
+    return names | attention
 
 
 PER_LAYER = weights(
@@ -271,10 +138,6 @@ PER_LAYER = weights(
         "per_layer_proj_norm": "model.per_layer_projection_norm",
     }
 )
-LFM2_TOP = weights(
-    {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm",
-     "output": "lm_head"}
-)  # fmt: skip
 
 MINICPM3 = (
     NORMS_BEFORE
@@ -298,7 +161,6 @@ PHI = (
 )
 PHI_TOP = TOP | weights({"output_norm": "model.final_layernorm"})
 PHI_BIASED = (*LAYER_NORMED, "dense", "fc1", "fc2", "lm_head")
-MAMBA_BIASED = (*BIASED, "conv1d")
 GPT2 = weights(
     {
         "attn_norm": "ln_1",
@@ -333,3 +195,59 @@ NEOX_TOP = weights(
         "output": "lm_head",
     }
 )
+FALCON_TOP = weights(
+    {
+        "token_embd": "transformer.word_embeddings",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    }
+)
+
+
+def falcon(config: Config, index: int) -> Names:
+    """Groups of heads have two norms beside each other, or one, as all heads together have."""
+    norms = {"attn_norm": "input_layernorm"}
+    if config["num_ln_in_parallel_attn"] == 2:
+        norms = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+    modules = {
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    }
+    return weights(norms | modules)
+
+
+APERTUS = (
+    ATTENTION
+    | QK_NORMS
+    | UNGATED
+    | weights({"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"})
+)
+
+
+def gemma3n(config: Config, index: int) -> Names:
+    modules = {
+        "altup_correct_coef": "altup.correction_coefs",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    }
+    attention = own_keys(config, index, ATTENTION | QK_NORMS)
+    scale = {"altup_correct_scale.weight": "altup.correct_output_scale"}
+    return attention | GEMMA_NORMS | MLP | LAYER_INPUTS | weights(modules) | scale
+
+
+STREAMS = {
+    "altup_proj.weight": "altup_projections",
+    "altup_unembd_proj.weight": "altup_unembed_projections",
+}
+GEMMA3N_TOP = TOP | {
+    f"{theirs}.{index}": f"model.{ours}.{index}.weight"
+    for theirs, ours in STREAMS.items()
+    for index in range(3)
+}
+"""Gemma 3n's streams beside the first, of which all releases have three."""

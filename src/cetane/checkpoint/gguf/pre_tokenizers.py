@@ -66,6 +66,21 @@ _DEEPSEEK_V3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",  # threes from the right
+    r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    r"\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+    r"\u1100-\u11ff]+",
+    _DEEPSEEK_V3[2],
+)
+_EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_NO_HAN = "&&[^\\p{Han}]]"
+_KIMI_K2 = r"\p{Han}+|" + _GPT4O.replace(r"\p{M}]", r"\p{M}" + _NO_HAN).replace(
+    r"[\r\n/]*", r"[\r\n]*"
+)
 
 
 @dataclass(frozen=True)
@@ -76,35 +91,52 @@ class PreTokenizer:
     nfc: bool = False
     ignore_merges: bool = False  # a piece that is itself a token stays whole
     add_bos: bool = False
+    merges_by_id: bool = False  # the merges follow from the order of tokens, if a file has none
 
 
 PRE_TOKENIZERS = (
     dict.fromkeys(
-        ("gpt-2", "olmo", "granite-docling", "trillion", "mellum", "phi-2", "exaone4"),
+        (
+            "gpt-2",
+            "olmo",
+            "granite-docling",
+            "trillion",
+            "mellum",
+            "phi-2",
+            "exaone4",
+            "mpt",
+            "a.x-4.0",
+            "gigachat",
+        ),
         PreTokenizer((_GPT2,)),
     )
     | dict.fromkeys(
-        ("smollm", "starcoder", "refact", "minerva-7b", "command-r"),
+        ("smollm", "starcoder", "refact", "minerva-7b", "command-r", "mellum2"),
         PreTokenizer((r"\p{N}", _GPT2)),
     )
     | dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "midm-2.0"),
         PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     )
-    | dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((_LLAMA3,)))
-    | dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_DEEPSEEK_V3))
+    | dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3,)))
+    | dict.fromkeys(("glm4", "glm5"), PreTokenizer((_LLAMA3,), ignore_merges=True))
+    | dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), PreTokenizer((_GPT4O,)))
+    | dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), PreTokenizer(_DEEPSEEK_V3))
+    | dict.fromkeys(
+        ("deepseek-r1-qwen", "hunyuan", "kormo", "megrez", "solar-open"), PreTokenizer((_QWEN2,))
+    )
     | {
         "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9]{3}")),
         "qwen2": PreTokenizer((_QWEN2,), nfc=True),
         "stablelm2": PreTokenizer((_QWEN2,), nfc=True),
         "jais-2": PreTokenizer((_JAIS2,)),
         "youtu": PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True),
-        "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
-        "megrez": PreTokenizer((_QWEN2,)),
         "seed-coder": PreTokenizer((_SEED_CODER,)),
         "qwen35": PreTokenizer((_QWEN35,), nfc=True),
-        "gpt-4o": PreTokenizer((_GPT4O,)),
-        "llama4": PreTokenizer((_GPT4O,)),
+        "afmoe": PreTokenizer(_AFMOE),
+        "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
+        "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9]{3}")),
+        "kimi-k2": PreTokenizer((_KIMI_K2,), merges_by_id=True),
         "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
         "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
         "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),

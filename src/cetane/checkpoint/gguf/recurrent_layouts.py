@@ -118,7 +118,11 @@ MAMBA_2 = (
         lambda config, stored: decays_log(config, as_vector(config, stored)),
         of_vector,
     ),
-    *(one_piece(name, as_vector, of_vector) for name in (".mamba.D", ".mamba.norm.weight")),
+    *(
+        one_piece(f".{home}.{name}", as_vector, of_vector)
+        for home in ("mamba", "mixer")
+        for name in ("D", "norm.weight")
+    ),
 )
 """Vectors that the file has as columns, or group by group."""
 

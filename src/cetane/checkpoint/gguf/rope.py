@@ -11,15 +11,20 @@ from cetane.checkpoint.gguf.file import GGUFFile
 from cetane.checkpoint.gguf.keys import Keys
 from cetane.errors import CetaneError
 
-# The scaling that all Llama 3 releases share. A GGUF file holds only the resulting factors.
-_LLAMA3_SCALING = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+_LLAMA3_SCALINGS = tuple(
+    {
+        "low_freq_factor": 1.0,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": 8192,
+    }
+    for high in (4.0, 1.0)
+)
+"""The scaling that all Llama 3 releases share, and that of Llama 4 Scout. A GGUF file holds only
+the resulting factors."""
 
 _BASE_UNSAID = (
-    "gemma", "gemma2", "gpt2", "gptneox", "llama", "minicpm3", "phi2", "stablelm", "starcoder",
+    "falcon", "gemma", "gemma2", "gpt2", "gptneox", "llama", "minicpm3", "nemotron_h",
+    "nemotron_h_moe", "phi2", "stablelm", "starcoder",
 )  # fmt: skip
 """The architectures whose files may rely on llama.cpp's default base: of Llama, only old ones."""
 
@@ -87,22 +92,24 @@ def _llama3_scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
     """Llama 3's scaling, recovered from the factors of each frequency.
 
     In general, the factors do not determine the parameters. Meta's releases differ only in
-    `factor`, so this takes the largest factor. Raises CetaneError if the other factors disagree
-    with it.
+    `factor` and in one bound, so this takes the largest factor. Raises CetaneError if the other
+    factors agree with it for neither bound.
     """
     stored = file.tensors["rope_freqs.weight"]
     if stored.dtype != "F32" or stored.shape != (head_dim // 2,):
         raise CetaneError(f"{file.path}: rope_freqs.weight is {stored.dtype} of {stored.shape}")
     factors = np.frombuffer(stored.read(), np.float32)
     factor = float(factors.max())
-    low, high, length = _LLAMA3_SCALING.values()
-    turns = length * theta ** (-np.arange(0, head_dim, 2) / head_dim) / (2 * np.pi)
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    with np.errstate(all="ignore"):  # a factor of 0 or NaN is refused below
-        expected = 1 / ((1 - smooth) / factor + smooth)
-    if not np.allclose(factors, expected, rtol=1e-3):
-        raise CetaneError(
-            f"{file.path}: rope_freqs.weight does not hold the factors of Llama 3's rope scaling",
-            _SAFETENSORS,
-        )
-    return {"rope_type": "llama3", "factor": factor, **_LLAMA3_SCALING}
+    for scaling in _LLAMA3_SCALINGS:
+        low, high, length = scaling.values()
+        turns = length * theta ** (-np.arange(0, head_dim, 2) / head_dim) / (2 * np.pi)
+        # Bounds may be equal, and a factor of 0 or NaN is refused below.
+        with np.errstate(all="ignore"):
+            smooth = np.clip((turns - low) / (high - low), 0, 1)
+            expected = 1 / ((1 - smooth) / factor + smooth)
+        if np.allclose(factors, expected, rtol=1e-3):
+            return {"rope_type": "llama3", "factor": factor, **scaling}
+    raise CetaneError(
+        f"{file.path}: rope_freqs.weight does not hold the factors of Llama 3's rope scaling",
+        _SAFETENSORS,
+    )

@@ -18,7 +18,7 @@ from cetane.checkpoint.tokenizers_library import library_errors
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, is_kept, write_cache
 
-_CONVERTER_VERSION = 3  # part of the cache key: raise it when a conversion changes
+_CONVERTER_VERSION = 4  # part of the cache key: raise it when a conversion changes
 
 _LONG_TOKEN, _MOST_WORK = 64, 1 << 28
 """The characters of a long token, and the most for the sum of squared lengths of longer ones. This
@@ -175,12 +175,13 @@ class _Vocabulary:
         name = self.get("tokenizer.ggml.pre", str)
         rule = PRE_TOKENIZERS.get(name)
         if rule is None:
-            known = ", ".join(sorted(PRE_TOKENIZERS))
-            why = f"pre-tokenizer {name!r} is not known; known are: {known}"
-            raise self.bad(why, _SAFETENSORS)
-        backend = tokenizers.Tokenizer(
-            models.BPE(self.ids(self.tokens), self._own_merges(), ignore_merges=rule.ignore_merges)
-        )
+            raise self.bad(f"pre-tokenizer {name!r} is not known", _SAFETENSORS)
+        ids = self.ids(self.tokens)
+        if rule.merges_by_id and self.get("tokenizer.ggml.merges", list) is None:
+            merges = _merges(ids, [-i for i in range(len(ids))], self.types)
+        else:
+            merges = self._own_merges()
+        backend = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=rule.ignore_merges))
         if rule.nfc:
             backend.normalizer = normalizers.NFC()
         backend.pre_tokenizer = pre_tokenizers.Sequence(

@@ -6,11 +6,13 @@ from typing import Any
 
 from cetane.checkpoint.gguf.model_types.facts import (
     Facts,
+    check_one_base,
     of,
     trained_context,
     two_tables,
     yarn_scales,
 )
+from cetane.errors import CetaneError
 
 _SMOLLM3_PERIOD = 4
 """SmolLM3: every fourth layer does not turn queries and keys. Not in the file."""
@@ -59,6 +61,7 @@ def _cohere(facts: Facts) -> dict[str, Any]:
 @of("cohere2")
 def _cohere2(facts: Facts) -> dict[str, Any]:
     """Which layers slide is not in the file; all releases have the same."""
+    check_one_base(facts)
     slides = [(index + 1) % _COHERE_PERIOD != 0 for index in range(facts.layers)]
     return facts.windows(slides) | {"logit_scale": facts.keys.number("logit_scale")}
 
@@ -69,6 +72,7 @@ def _exaone(facts: Facts) -> dict[str, Any]:
     keys = facts.keys
     if keys.get("attention.sliding_window") is None:
         return {"sliding_window": None, "layer_types": ["full_attention"] * facts.layers}
+    check_one_base(facts)
     return facts.windows(keys.sliding_layers(facts.layers))
 
 
@@ -198,4 +202,32 @@ def _starcoder2(facts: Facts) -> dict[str, Any]:
         "hidden_act": "gelu_pytorch_tanh",
         "use_bias": facts.has("attn_q.bias"),
         "sliding_window": None,
+    }
+
+
+@of("apertus")
+def _apertus(facts: Facts) -> dict[str, Any]:
+    return facts.biased | {"hidden_act": "xielu"}
+
+
+@of("falcon")
+def _falcon(facts: Facts) -> dict[str, Any]:
+    """Heads with one key for all, or in groups: then with two norms beside each other, or one."""
+    keys, config, groups = facts.keys, facts.config, facts.config["num_key_value_heads"]
+    norms = 2 if facts.has("attn_norm_2.weight") else 1
+    if norms == 1 and groups > 1 and keys.get("rope.freq_base") is None:
+        raise CetaneError(
+            f"{facts.file.path} names no rotary base, and Falcon 2's is not llama.cpp's default",
+            "use the model's safetensors",
+        )
+    return {
+        "new_decoder_architecture": norms == 2 or groups > 1,
+        "num_ln_in_parallel_attn": norms,
+        "num_kv_heads": groups,
+        "multi_query": True,
+        "parallel_attn": True,
+        "alibi": False,
+        "bias": False,
+        "activation": "gelu",
+        "ffn_hidden_size": facts.rows("ffn_up.weight") or config["intermediate_size"],
     }

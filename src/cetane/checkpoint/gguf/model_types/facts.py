@@ -61,6 +61,26 @@ class Facts:
             "layer_types": self.kinds("sliding_attention", "full_attention", slides),
         }
 
+    @property
+    def sigmoid_experts(self) -> dict[str, Any]:
+        """Experts weighed by a sigmoid of each. CetaneError for other weights."""
+        keys, gating = self.keys, self.keys.get("expert_gating_func")
+        if gating not in (None, SIGMOID):
+            raise keys.bad("expert_gating_func", f"{SIGMOID}, which alone is supported", gating)
+        return {
+            "n_group": keys.integer("expert_group_count", 1),
+            "topk_group": keys.integer("expert_group_used_count", 1),
+            "norm_topk_prob": keys.get("expert_weights_norm") is True,
+            "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        }
+
+    def check(self, key: str, value: object, *, missing: bool = True) -> None:
+        """Refuse another value of a key than the only one that transformers computes."""
+        found = self.keys.get(key)
+        if (found is None and missing) or (type(found) is type(value) and found == value):
+            return
+        raise self.keys.bad(key, f"{value}, which alone is supported", found)
+
     def kinds(self, first: str, second: str, chosen: list[bool]) -> list[str]:
         """The first kind where a layer is chosen, else the second."""
         return [first if one else second for one in chosen]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -74,9 +75,7 @@ def _gemma4(facts: Facts) -> dict[str, Any]:
     slides = keys.sliding_layers(facts.layers)
     heads = keys.integers("attention.head_count_kv", facts.layers)
     inner = keys.integers("feed_forward_length", facts.layers)
-    shared = keys.optional("attention.shared_kv_layers")
-    if shared >= facts.layers:
-        raise keys.bad("attention.shared_kv_layers", f"less than {facts.layers}", shared)
+    shared = _sharing(facts)
     full = [index for index, slide in enumerate(slides[: facts.layers - shared]) if not slide]
     local = [count for count, slide in zip(heads, slides, strict=True) if slide]
     wide = [count for count, slide in zip(heads, slides, strict=True) if not slide]
@@ -105,6 +104,52 @@ def _gemma4(facts: Facts) -> dict[str, Any]:
             raise CetaneError(f"{facts.file.path} lacks tensor 'per_layer_token_embd.weight'")
         own["vocab_size_per_layer_input"] = table.shape[0]
     return _bounded(keys) | own
+
+
+@of("gemma3n_text")
+def _gemma3n(facts: Facts) -> dict[str, Any]:
+    """Several streams, whose coefficients have a bound in all releases, and sparse MLPs."""
+    keys, layers = facts.keys, facts.layers
+    facts.check("altup.num_inputs", 4, missing=False)
+    sparse = keys.numbers("gemma3n.activation_sparsity_scale", layers)
+    table = facts.file.tensors.get("per_layer_token_embd.weight")
+    if table is None:
+        raise CetaneError(f"{facts.file.path} lacks tensor 'per_layer_token_embd.weight'")
+    return facts.windows(keys.sliding_layers(layers)) | _bounded(keys) | {
+        "intermediate_size": keys.integers("feed_forward_length", layers),
+        "num_kv_shared_layers": _sharing(facts),
+        "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": table.shape[0],
+        "altup_num_inputs": 4,
+        "altup_active_idx": keys.optional("altup.active_idx"),
+        "altup_correct_scale": True,
+        "laurel_rank": facts.rows("laurel_l.weight"),
+        "activation_sparsity_pattern": [_share_below(deviations) for deviations in sparse],
+        "rope_parameters": {
+            "full_attention": facts.rope,
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": keys.number("rope.freq_base_swa", _LOCAL_THETA),
+            },
+        },
+    }  # fmt: skip
+
+
+def _sharing(facts: Facts) -> int:
+    """The number of the last layers, which take keys and values of earlier ones. The first files of
+    Gemma 3n have it as a float."""
+    key, value = "attention.shared_kv_layers", facts.keys.get("attention.shared_kv_layers")
+    whole = isinstance(value, float) and value.is_integer() and 0 <= value < facts.layers
+    shared = int(value) if whole else facts.keys.optional(key)
+    if shared >= facts.layers:
+        raise facts.keys.bad(key, f"less than {facts.layers}", shared)
+    return shared
+
+
+def _share_below(deviations: float) -> float:
+    """The share of a normal distribution below so many deviations. Configs name it in a few digits,
+    of which the file has the deviations in fp32."""
+    return round((1 + math.erf(deviations / math.sqrt(2))) / 2, 6)
 
 
 def _bounded(keys: Keys) -> dict[str, Any]:
