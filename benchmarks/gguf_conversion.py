@@ -74,6 +74,8 @@ def for_converter(config: dict[str, Any]) -> dict[str, Any]:
     if kind == "hunyuan_v1_moe":
         own["moe_intermediate_size"] = [config["intermediate_size"]] * config["num_hidden_layers"]
         own["num_shared_expert"] = [1] * config["num_hidden_layers"]
+    if kind == "exaone":
+        own |= {"architectures": ["ExaoneForCausalLM"], "activation_function": "silu"}
     if kind == "gpt2":
         own["n_ctx"] = config["n_positions"]
     if kind == "granitemoehybrid":
@@ -93,7 +95,7 @@ def convert(folder: Path) -> Path:
     converter.set_vocab = conversion.TextModel._set_vocab_gpt2
     file = folder / "model.gguf"
     own = None
-    if hyperparameters["model_type"] == "nemotron_h":  # transformers adds experts to all of them
+    if hyperparameters["model_type"] in ("exaone", "nemotron_h"):  # transformers changes their keys
         own = json.loads((folder / "config.json").read_text())
     made = converter(folder, gguf.LlamaFileType.ALL_F32, file, eager=True, hparams=own)
     if hyperparameters["model_type"] == "gpt_neox":  # transformers 5 keeps it in another place

@@ -135,11 +135,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "arcee": ("arcee", {"model_type": "arcee", "attention_bias": True}),
     "ernie": ("ernie4_5", {"model_type": "ernie4_5", "head_dim": 24}),
-    "exaone": (
+    "exaone": ("exaone", {"model_type": "exaone", "tie_word_embeddings": True}),
+    "exaone4": (
         "exaone4",
         {"model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 7},
     ),
-    "exaone-full": (
+    "exaone4-full": (
         "exaone4",
         {
             "model_type": "exaone4",

@@ -217,6 +217,7 @@ def test_the_splits_that_llama_cpp_calls_default(
         ("hunyuan", "it's 12", ["it", "'s", " ", "1", "2"]),
         ("solar-open", "it's 12", ["it", "'s", " ", "1", "2"]),
         ("mellum2", "it's 12", ["it", "'s", " ", "1", "2"]),
+        ("exaone", "it's 12", ["it", "'s", " ", "1", "2"]),
         ("glm4", "it's 1234", ["it", "'s", " ", "123", "4"]),
         ("falcon", "x=1234 `b`", ["x", "=", "123", "4", " ", "`", "b", "`"]),
         ("falcon", "it's 12", ["it", "'", "s", " 12"]),

@@ -186,6 +186,7 @@ ARCHITECTURES = {
     "seed_oss": Architecture(
         "seed_oss", "SeedOssForCausalLM", names.ATTENTION | names.POST_NORMS | names.MLP
     ),
+    "exaone": Architecture("exaone", "ExaoneForCausalLM", names.LLAMA),
     "exaone4": Architecture(
         "exaone4",
         "Exaone4ForCausalLM",

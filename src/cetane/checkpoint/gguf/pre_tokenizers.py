@@ -111,7 +111,7 @@ PRE_TOKENIZERS = (
         PreTokenizer((_GPT2,)),
     )
     | dict.fromkeys(
-        ("smollm", "starcoder", "refact", "minerva-7b", "command-r", "mellum2"),
+        ("smollm", "starcoder", "refact", "minerva-7b", "command-r", "mellum2", "exaone"),
         PreTokenizer((r"\p{N}", _GPT2)),
     )
     | dict.fromkeys(
