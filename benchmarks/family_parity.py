@@ -45,6 +45,7 @@ from tests.families import (
     test_lfm2,
     test_llama,
     test_llama4,
+    test_mamba,
     test_mixtral,
     test_nemotron_h,
     test_olmo2,
@@ -55,7 +56,7 @@ from tests.families import (
     test_zaya,
 )
 from tests.families.layer_normed_models import LAYER_NORMED, build_layer_normed
-from tests.families.matrix_models import build_mamba2
+from tests.families.matrix_models import SCANS, build_mamba2, build_scan
 from tests.families.mixture_models import (
     MIXTURES,
     build_afmoe,
@@ -123,6 +124,7 @@ FAMILIES = {
     "granite_hybrid": Family(test_granite_hybrid.configs(), build_mixture),
     "granite_swa": Family(test_granite_swa.configs(), build_mixture, 2),
     "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), build_mixture),
+    "mamba": Family(test_mamba.configs(), build_scan, len(SCANS)),
     "mamba2": Family(named("mamba2", test_pure_mamba2.configs()), of_one_kind(build_mamba2)),
     "bamba": Family(named("bamba", test_bamba.configs()), build_mixture),
     "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), build_mixture),

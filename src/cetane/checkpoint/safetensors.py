@@ -56,9 +56,11 @@ _RENAMED = {
     ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
 }
 """Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and EXAONE."""
+_OLDER_MAMBA = {"backbone.embedding.": "backbone.embeddings."}
 _RENAMED_OF = {
     "lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."},
-    "mamba2": {"backbone.embedding.": "backbone.embeddings."},
+    "mamba": _OLDER_MAMBA,
+    "mamba2": _OLDER_MAMBA,
     "minimax_m2": {
         ".block_sparse_moe.e_score_correction_bias": ".mlp.e_score_correction_bias",
         ".mlp.e_score_correction_bias": ".mlp.e_score_correction_bias",  # not in the router

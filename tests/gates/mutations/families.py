@@ -30,6 +30,7 @@ from tests.families.matrix_models import (
     build_mamba2,
     build_nemotron,
     build_olmo_hybrid,
+    build_scan,
 )
 from tests.families.mixture_models import (
     MIXTURES,
@@ -158,6 +159,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "granitemoehybrid": lambda: build_hybrid("mixture", logits_scaling=1.0),
     "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
     "bamba": build_bamba,
+    "mamba": lambda: build_scan("mamba", num_hidden_layers=3),
+    "falcon_mamba": lambda: build_scan("falcon_mamba", num_hidden_layers=3),
     "mamba2": lambda: build_mamba2(num_hidden_layers=3),
     "nemotron_h": lambda: build_nemotron("mixture"),
     "olmo_hybrid": build_olmo_hybrid,
