@@ -31,6 +31,7 @@ from tests.conftest import build_model
 from tests.families import (
     gemma_models,
     test_afmoe,
+    test_alibi,
     test_bamba,
     test_deepseek,
     test_falcon_h1,
@@ -55,6 +56,7 @@ from tests.families import (
     test_qwen3_next,
     test_zaya,
 )
+from tests.families.alibi_models import build_alibi
 from tests.families.layer_normed_models import LAYER_NORMED, build_layer_normed
 from tests.families.matrix_models import SCANS, build_mamba2, build_scan
 from tests.families.mixture_models import (
@@ -110,6 +112,7 @@ FAMILIES = {
     "glm4": Family(test_glm4.configs(), build_model, 2),
     "layer_normed": Family(test_layer_normed.configs(), build_layer_normed, len(LAYER_NORMED)),
     "gpt2": Family(test_gpt2.configs(), build_model, len(test_gpt2.BOOLEANS)),
+    "alibi": Family(test_alibi.configs(), build_alibi, 2),
     "gptj": Family(test_gptj.configs(), test_gptj.build, 2),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "lfm2_moe": Family(named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(build_lfm2_moe)),

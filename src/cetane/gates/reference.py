@@ -342,7 +342,8 @@ def logits_of(model: Any, normed: Tensor) -> Tensor:
         scaling = 1 / scaling
     logits: Tensor = model.get_output_embeddings()(normed) / scaling
     for name in ("logit_scale", "lm_head_multiplier"):
-        logits *= getattr(config, name, 1.0)
+        factor = getattr(config, name, None)  # None in an MPT's config
+        logits *= 1.0 if factor is None else factor
     bound = getattr(config, "final_logit_softcapping", None)
     return logits if bound is None else torch.tanh(logits / bound) * bound
 

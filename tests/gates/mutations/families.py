@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tests.conftest import build_model, build_tokenizer
+from tests.families.alibi_models import build_alibi
 from tests.families.config_parts import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.gemma_models import (
     FULL,
@@ -103,6 +104,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "opt": lambda: build_model("opt", num_hidden_layers=3, ffn_dim=80),
     "gptj": lambda: build_model("gptj", num_hidden_layers=3, rotary_dim=8),
     "codegen": lambda: build_model("codegen", num_hidden_layers=3, rotary_dim=8),
+    "bloom": lambda: build_alibi("bloom", num_hidden_layers=3),
+    "mpt": lambda: build_alibi("mpt", num_hidden_layers=3),
     "jais2": lambda: build_layer_normed("jais2", num_hidden_layers=3),
     "persimmon": lambda: build_layer_normed("persimmon", num_hidden_layers=3),
     "nemotron": lambda: build_layer_normed("nemotron", num_hidden_layers=3),
