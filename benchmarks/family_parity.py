@@ -42,6 +42,7 @@ from tests.families import (
     test_gptj,
     test_granite_hybrid,
     test_granite_swa,
+    test_jamba,
     test_layer_normed,
     test_lfm2,
     test_llama,
@@ -58,7 +59,7 @@ from tests.families import (
 )
 from tests.families.alibi_models import build_alibi
 from tests.families.layer_normed_models import LAYER_NORMED, build_layer_normed
-from tests.families.matrix_models import SCANS, build_mamba2, build_scan
+from tests.families.matrix_models import SCANS, build_jamba, build_mamba2, build_scan
 from tests.families.mixture_models import (
     MIXTURES,
     build_afmoe,
@@ -128,6 +129,7 @@ FAMILIES = {
     "granite_swa": Family(test_granite_swa.configs(), build_mixture, 2),
     "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), build_mixture),
     "mamba": Family(test_mamba.configs(), build_scan, len(SCANS)),
+    "jamba": Family(named("jamba", test_jamba.configs()), of_one_kind(build_jamba)),
     "mamba2": Family(named("mamba2", test_pure_mamba2.configs()), of_one_kind(build_mamba2)),
     "bamba": Family(named("bamba", test_bamba.configs()), build_mixture),
     "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), build_mixture),

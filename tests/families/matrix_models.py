@@ -76,6 +76,22 @@ def build_mamba2(**config: Any) -> Any:
 SCANS: dict[str, dict[str, Any]] = {"mamba": {}, "falcon_mamba": {"mixer_rms_eps": 1e-3}}
 """The model types whose channels keep states of decays of their own."""
 
+JAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 5,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "mamba_d_state": 6,
+}
+"""Scans and attention, an MLP or experts behind each."""
+
+
+def build_jamba(**config: Any) -> Any:
+    """A Jamba."""
+    return build_mixture("jamba", **JAMBA | config)
+
 
 def build_scan(kind: str, **config: Any) -> Any:
     """One of `SCANS`, alone."""

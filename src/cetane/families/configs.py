@@ -24,7 +24,8 @@ SIZES = (
     "mamba_d_conv", "n_inner", "ffn_dim", "word_embed_proj_dim", "mamba_num_heads",
     "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel",
     "moe_shared_expert_intermediate_size", "num_heads", "state_size", "rotary_dim", "num_kv_heads",
-    "ffn_hidden_size", "time_step_rank",
+    "ffn_hidden_size", "time_step_rank", "mamba_dt_rank",
+    "mamba_expand",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 

@@ -20,8 +20,8 @@ from cetane.families.layers import (
     Held,
     Leaf,
     Projection,
+    RMSNorm,
     activation,
-    normalize,
     softplus,
 )
 from cetane.families.model import History, Matrix
@@ -49,8 +49,9 @@ class ScanForm:
     """Whether the projections of input and output have biases."""
     conv_bias: bool = True
     norm_eps: float | None = None
-    """The epsilon of norms without gains, of keys, queries and what steps are made of; None for no
-    norms."""
+    """The epsilon of norms of what steps are made of, of keys and of queries; None for no norms."""
+    norm_gains: bool = False
+    """Whether these norms have gains."""
 
     @property
     def memory(self) -> dict[str, History | Matrix]:
@@ -59,6 +60,12 @@ class ScanForm:
         made: dict[str, History | Matrix] = {NAME: Matrix(self.states, 1, 1, self.channels)}
         past = {"conv": History(self.channels, self.taps - 1)}
         return made | (past if self.taps > 1 else {})
+
+    def norm(self, width: int) -> nn.Module:
+        """The norm of a part of what `x_proj` gives."""
+        if self.norm_eps is None:
+            return nn.Identity()
+        return RMSNorm(width, self.norm_eps, weight=self.norm_gains)
 
 
 def scanned(decays: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,6 +129,10 @@ class Rates(Leaf):
         self.hold_channels("D", channels, axis=2)
 
 
+NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
+"""The checkpoint's names for norms of the parts of what `x_proj` gives."""
+
+
 class SelectiveScan(Mixer):
     """Such a layer's mixer: a short convolution, the scan, and a gate."""
 
@@ -140,6 +151,9 @@ class SelectiveScan(Mixer):
         self.act = activation(form.act)
         # Few rows, and few columns: no format's groups need fit them.
         self.x_proj = Projection(channels, form.rank + 2 * form.states, None)
+        self.parts = [form.rank, form.states, form.states]
+        for name, width in zip(NORMS, self.parts, strict=True):
+            self.add_module(name, form.norm(width))
         self.dt_proj = Projection(form.rank, channels, None, bias=True)
         self.rates = Rates(channels, form.states)
         self.out_proj = Projection(channels, size, "attention", bias, factor)
@@ -148,8 +162,8 @@ class SelectiveScan(Mixer):
         form, axes = self.form, self.axes
         mixed = self.in_proj_x(x)
         mixed = self.act(self.conv1d(memory["conv"](mixed) if "conv" in self.keeps else mixed))
-        made = self.x_proj(mixed).split([form.rank, form.states, form.states], dim=1)
-        timed, k, q = (self.normed(part) for part in made)
+        made = self.x_proj(mixed).split(self.parts, dim=1)
+        timed, k, q = (self.get_submodule(n)(x) for n, x in zip(NORMS, made, strict=True))
         steps = softplus(self.dt_proj(timed)).reshape(1, 1, form.channels, -1)
         k, q = (part.reshape(1, form.states, 1, -1) for part in (k, q))
         v = mixed.reshape(1, 1, form.channels, -1)
@@ -158,11 +172,6 @@ class SelectiveScan(Mixer):
         answers = answers.reshape(axes.shape(form.channels, answers.shape[-1]))
         output: Tensor = self.out_proj(answers * nn.functional.silu(self.in_proj_z(x)))
         return output
-
-    def normed(self, x: Tensor) -> Tensor:
-        """A part of what `x_proj` gives, normed if the form has norms."""
-        eps = self.form.norm_eps
-        return x if eps is None else normalize(x, int(x.shape[1]), eps, axis=1)
 
 
 class ScanRows(FusedRows):

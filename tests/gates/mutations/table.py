@@ -37,7 +37,7 @@ from cetane.families.mamba2 import GroupNorm, Mamba2
 from cetane.families.matrices import Decays
 from cetane.families.model import Matrix
 from cetane.families.rotary import RotaryTable
-from cetane.families.selective_scan import SelectiveScan
+from cetane.families.selective_scan import NORMS, SelectiveScan
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Mask
 
 from .families import CONTEXT
@@ -1778,8 +1778,7 @@ def with_rates(port: AuthoredPort, name: str, change: Callable[[Tensor], Tensor]
 def read_by_scan(port: AuthoredPort, change: Callable[..., Any]) -> None:
     """Change the steps' sources, the keys and the queries of a scan."""
     mixer = scan(port)
-    sizes = [mixer.form.rank, mixer.form.states, mixer.form.states]
-    after(mixer.x_proj, lambda x: torch.cat(change(*x.split(sizes, dim=1)), 1))
+    after(mixer.x_proj, lambda x: torch.cat(change(*x.split(mixer.parts, dim=1)), 1))
 
 
 @mutation("decays of a scan left out", "graph")
@@ -1810,7 +1809,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("biases of steps of a scan left out", "graph")
 def _(port: AuthoredPort) -> None:
     projection = scan(port).dt_proj
-    after(projection, lambda x: x - projection.get_parameter("bias").reshape(1, -1, 1, 1))
+    projection.forward = projection.contract  # type: ignore[method-assign]
 
 
 @mutation("keys and queries of a scan swapped", "graph")
@@ -1828,7 +1827,8 @@ def _(port: AuthoredPort) -> None:
     mixer = scan(port)
     if mixer.form.norm_eps is None:
         raise Inapplicable
-    mixer.form = replace(mixer.form, norm_eps=None)
+    for name in NORMS:
+        setattr(mixer, name, torch.nn.Identity())
 
 
 @mutation("epsilon of the norms inside a scan", "reading")
@@ -1836,7 +1836,8 @@ def _(port: AuthoredPort) -> None:
     mixer = scan(port)
     if mixer.form.norm_eps is None:
         raise Inapplicable
-    mixer.form = replace(mixer.form, norm_eps=10 * mixer.form.norm_eps)
+    for name in NORMS:
+        getattr(mixer, name).eps *= 10
 
 
 @mutation("an activation behind a convolution of a scan left out", "graph")
