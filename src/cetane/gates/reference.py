@@ -164,9 +164,8 @@ class Reference:
                         "give a checkpoint whose weights and config.json are of one model",
                     )
             lender = Lender(checkpoint, names, module, self.resident)
-            caller = (
-                self.model.get_submodule(path.rpartition(".")[0]) if by_parent(module) else module
-            )
+            parent = self.model.get_submodule(path.rpartition(".")[0])
+            caller = parent if by_parent(path, module) else module
             caller.register_forward_pre_hook(lender.lend)
             if not self.resident:
                 caller.register_forward_hook(lender.take_back)
