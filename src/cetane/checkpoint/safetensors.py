@@ -58,6 +58,12 @@ _RENAMED = {
 """Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and EXAONE."""
 _OLDER_MAMBA = {"backbone.embedding.": "backbone.embeddings."}
 _RENAMED_OF = {
+    "hy_v3": {
+        ".mlp.router.gate.": ".mlp.gate.",
+        ".mlp.expert_bias": ".mlp.e_score_correction_bias",
+        ".mlp.e_score_correction_bias": ".mlp.e_score_correction_bias",  # not in the router
+        ".mlp.shared_mlp.": ".mlp.shared_experts.",
+    },
     "lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."},
     "mamba": _OLDER_MAMBA,
     "mamba2": _OLDER_MAMBA,

@@ -173,6 +173,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phimoe": lambda: build_mixture(
         "phimoe", num_hidden_layers=3, num_local_experts=5, lm_head_bias=True
     ),
+    "hy_v3": lambda: three_mixture_layers("hy_v3"),
     "minimax_m2": lambda: three_mixture_layers("minimax_m2"),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",
