@@ -31,6 +31,7 @@ from tests.conftest import build_model
 from tests.families import (
     gemma_models,
     test_afmoe,
+    test_alibi,
     test_bamba,
     test_deepseek,
     test_falcon_h1,
@@ -41,10 +42,12 @@ from tests.families import (
     test_gptj,
     test_granite_hybrid,
     test_granite_swa,
+    test_jamba,
     test_layer_normed,
     test_lfm2,
     test_llama,
     test_llama4,
+    test_mamba,
     test_mixtral,
     test_nemotron_h,
     test_olmo2,
@@ -54,8 +57,9 @@ from tests.families import (
     test_qwen3_next,
     test_zaya,
 )
+from tests.families.alibi_models import build_alibi
 from tests.families.layer_normed_models import LAYER_NORMED, build_layer_normed
-from tests.families.matrix_models import build_mamba2
+from tests.families.matrix_models import SCANS, build_jamba, build_mamba2, build_scan
 from tests.families.mixture_models import (
     MIXTURES,
     build_afmoe,
@@ -109,6 +113,7 @@ FAMILIES = {
     "glm4": Family(test_glm4.configs(), build_model, 2),
     "layer_normed": Family(test_layer_normed.configs(), build_layer_normed, len(LAYER_NORMED)),
     "gpt2": Family(test_gpt2.configs(), build_model, len(test_gpt2.BOOLEANS)),
+    "alibi": Family(test_alibi.configs(), build_alibi, 2),
     "gptj": Family(test_gptj.configs(), test_gptj.build, 2),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "lfm2_moe": Family(named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(build_lfm2_moe)),
@@ -123,6 +128,8 @@ FAMILIES = {
     "granite_hybrid": Family(test_granite_hybrid.configs(), build_mixture),
     "granite_swa": Family(test_granite_swa.configs(), build_mixture, 2),
     "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), build_mixture),
+    "mamba": Family(test_mamba.configs(), build_scan, len(SCANS)),
+    "jamba": Family(named("jamba", test_jamba.configs()), of_one_kind(build_jamba)),
     "mamba2": Family(named("mamba2", test_pure_mamba2.configs()), of_one_kind(build_mamba2)),
     "bamba": Family(named("bamba", test_bamba.configs()), build_mixture),
     "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), build_mixture),

@@ -101,6 +101,17 @@ def test_mask_follows_positions_not_slots() -> None:
     assert rows(host(Mask(group="kv"), call(keys=keys))) == ["...xxxx.", "...xxxxx", "........"]
 
 
+def test_a_mask_of_distances() -> None:
+    """Each key that is seen has how far it is away; hidden ones and padding are as ever."""
+    keys = np.array([0, 1, 2, 3, -1, -1, -1, -1, 4, 5, -1])
+    mask = host(Mask(group="kv", distances=True, window=4), call(keys=keys), np.float16)[0, 0]
+    hidden = float(np.float16(-4e4))
+    first = [hidden, -3, -2, -1, *[hidden] * 4, 0, hidden, hidden]
+    assert mask[0].tolist() == first
+    assert mask[1].tolist() == [hidden, hidden, -3, -2, *[hidden] * 4, -1, 0, hidden]
+    assert (mask[2] == hidden).all()
+
+
 def test_mask_is_finite_in_fp16() -> None:
     mask = host(Mask(group="kv"), call(), np.float16)
     assert mask.dtype == np.float16

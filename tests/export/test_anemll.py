@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from tests.conftest import InMemoryCheckpoint, build_model, build_tokenizer, tiny_recipe
+from tests.families.alibi_models import build_alibi
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.zaya_models import build_zaya
 from transformers import AutoTokenizer
@@ -456,6 +457,7 @@ def test_the_script_compiles_what_is_not_compiled(
     [
         (lambda: build_gemma4(), {}, "no gemma4_text"),
         (lambda: build_zaya(), {"context": 32}, "no zaya"),
+        (lambda: build_alibi("bloom"), {}, "makes masks without distances"),
         (lambda: build_model("mistral", sliding_window=16), {}, "only 16 tokens"),
         (lambda: build_gemma3(), {"prefill": 12}, "does not divide the window"),
         (lambda: build_gemma3(), {"family": {"full_window": 48}}, "layers see 32 and 48"),

@@ -21,6 +21,7 @@ from tests.families import (
     gemma_models,
     zaya_models,
 )
+from tests.families.alibi_models import build_alibi
 from tests.families.matrix_models import QWEN_NEXT
 from tests.families.mixture_models import build_mixture
 from tests.families.parity import engine_of, with_tables_on_disk
@@ -54,6 +55,7 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
         recipe(contract, "per-block", routed=("decode", "verify"), family=TOGETHER),
     ),
     "gpt2": lambda contract: engine_of(build_model("gpt2"), recipe(contract)),
+    "bloom": lambda contract: engine_of(build_alibi("bloom"), recipe(contract)),
     "gemma 4": lambda contract: engine_of(
         gemma_models.build_gemma4(), gemma_models.recipe(contract, head={"choose": True})
     ),
@@ -66,8 +68,8 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
         streaming_recipe(SCORES, contract, 0 if contract == "shift" else 3),
     ),
 }
-"""Routed experts and histories; windows; matrices, and several routed experts for a token; caches
-that layers share; layers with caches of two lengths."""
+"""Routed experts and histories; windows; matrices, and several routed experts for a token; rows by
+position; distances; caches that layers share; layers with caches of two lengths."""
 
 
 def growing(contract: str) -> Engine:

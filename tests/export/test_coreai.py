@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.alibi_models import build_alibi
 from tests.families.gemma_models import FULL, SLIDING, build_gemma3, build_gemma4
 from tests.families.parity import tokens
 from tests.lower.half_weights import half_logits_of
@@ -319,6 +320,7 @@ STREAMING = {"sinks": 0, "scores": SCORES}
     [
         (partial(build_model, "zaya"), {}, "no place for the histories of zaya"),
         (build_gemma4, {}, "beside its embedding and caches"),
+        (partial(build_alibi, "bloom", num_attention_heads=8), {}, "makes masks without distances"),
         (partial(build_gemma3, max_position_embeddings=256),
          {"family": {"full_window": 64, "sinks": 4}}, "cannot keep the first tokens"),
         (build_model, {"cache": {"context": CONTEXT, "streaming": STREAMING}},

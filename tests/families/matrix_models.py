@@ -4,7 +4,7 @@ delta rule."""
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.conftest import build_model
+from tests.conftest import TINY, build_model
 from tests.families.config_parts import MULTIPLIERS
 from tests.families.mixture_models import build_mixture
 
@@ -68,6 +68,36 @@ ATTENTION_KEYS = ("num_attention_heads", "num_key_value_heads", "max_position_em
 def build_mamba2(**config: Any) -> Any:
     """A Mamba-2 alone."""
     model = build_model("mamba2", **MAMBA2 | config)
+    for key in ATTENTION_KEYS:
+        delattr(model.config, key)
+    return model
+
+
+SCANS: dict[str, dict[str, Any]] = {"mamba": {}, "falcon_mamba": {"mixer_rms_eps": 1e-3}}
+"""The model types whose channels keep states of decays of their own."""
+
+JAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 5,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "mamba_d_state": 6,
+}
+"""Scans and attention, an MLP or experts behind each."""
+
+
+def build_jamba(**config: Any) -> Any:
+    """A Jamba."""
+    return build_mixture("jamba", **JAMBA | config)
+
+
+def build_scan(kind: str, **config: Any) -> Any:
+    """One of `SCANS`, alone."""
+    own = {"state_size": 6, "expand": 2} | SCANS[kind] | config
+    inner = own["expand"] * own.get("hidden_size", TINY["hidden_size"])
+    model = build_model(kind, **own, intermediate_size=inner)
     for key in ATTENTION_KEYS:
         delattr(model.config, key)
     return model

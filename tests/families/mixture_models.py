@@ -62,6 +62,19 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | MULTIPLIERS,
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 5, "moe_topk": [2, 3]}),
+    "hy_v3": (
+        "hy_v3",
+        {
+            "num_hidden_layers": 3,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 16,
+            "router_scaling_factor": 1.5,
+            "mlp_bias": True,
+        },
+    ),
     "mellum": (
         "mellum",
         {

@@ -66,6 +66,7 @@ def test_keys_of_other_model_types_are_ignored(name: str) -> None:
         ("granitemoe", "per-layer", 2),
         ("granitemoeshared", "chunks", 2),
         ("hunyuan_v1_moe", "per-block", 1),
+        ("hy_v3", "per-block", 4),
         ("mellum", "per-layer", 2),
         ("minimax_m2", "per-layer", 2),
         ("mixtral", "per-block", 1),
@@ -204,6 +205,18 @@ def hunyuan_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
     }
 
 
+def hunyuan_3_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    kinds = st.lists(st.sampled_from(["dense", "sparse"]), min_size=layers, max_size=layers)
+    return {
+        "mlp_layer_types": draw(kinds),
+        "moe_intermediate_size": draw(NARROW),
+        "num_shared_experts": draw(st.integers(1, 2)),
+        "router_scaling_factor": draw(st.floats(0.3, 3)),
+        "attention_bias": draw(st.booleans()),
+        "mlp_bias": draw(st.booleans()),
+    }
+
+
 def minimax_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
     part = draw(st.sampled_from([0.5, 1.0]))
     return {"rope_parameters": ROPES["default"] | {"partial_rotary_factor": part}}
@@ -239,8 +252,8 @@ def qwen2_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
 OWN_KEYS: dict[str, Callable[[st.DrawFn, int, int], dict[str, Any]]] = {
     "dots1": dots1_keys, "ernie4_5_moe": ernie_keys, "exaone_moe": exaone_keys,
     "glm4_moe": glm4_keys, "granitemoe": granite_keys, "granitemoeshared": shared_granite_keys,
-    "hunyuan_v1_moe": hunyuan_keys, "mellum": mellum_keys, "minimax_m2": minimax_keys,
-    "mixtral": mixtral_keys,
+    "hunyuan_v1_moe": hunyuan_keys, "hy_v3": hunyuan_3_keys, "mellum": mellum_keys,
+    "minimax_m2": minimax_keys, "mixtral": mixtral_keys,
     "olmoe": olmoe_keys, "qwen2_moe": qwen2_keys, "qwen3_moe": qwen3_keys,
     "solar_open": deepseek_keys,
 }  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.alibi_models import build_alibi
 from tests.families.gemma_models import FEEDS, build_gemma2, build_gemma3, build_gemma4
 from tests.families.matrix_models import QWEN_NEXT
 from tests.families.mixture_models import build_mixture, build_oss
@@ -162,6 +163,8 @@ def test_refusals() -> None:
         streaming_engine(build_oss(), streaming_recipe([[], [1.0, 0.0], []]))
     with pytest.raises(CetaneError, match="layer 1 cannot stream: a bound holds their scores"):
         streaming_engine(build_gemma2(), streaming_recipe([[], [1.0, 0.0], []]))
+    with pytest.raises(CetaneError, match="layer 0 cannot stream: their scores fall with distance"):
+        streaming_engine(build_alibi("mpt"), streaming_recipe([[1.0] * 16] * 2))
     plain: Any = InMemoryCheckpoint(model)
     with pytest.raises(CetaneError, match="heads are not in the order"):
         Planner(plain, streaming_recipe(SCORES))

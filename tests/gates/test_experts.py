@@ -51,7 +51,8 @@ def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
         "gpt_oss", "granitemoe", "lfm2_moe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3",
         "glm4_moe_lite", "qwen3_next", "qwen3_5_moe", "zaya", "dots1", "ernie4_5_moe", "glm4_moe",
         "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "mellum",
-        "solar_open", "nemotron_h", "flex_olmo", "afmoe", "minimax_m2",
+        "solar_open", "nemotron_h", "flex_olmo", "afmoe", "minimax_m2", "jamba",
+        "hy_v3",
     ],
 )  # fmt: skip
 def test_a_right_port_whose_experts_all_are_ties(

@@ -12,6 +12,7 @@ import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma3n
+from tests.families.matrix_models import build_jamba, build_scan
 from tests.families.mixture_models import build_lfm2_moe
 from tests.families.zaya_models import build_zaya
 
@@ -255,13 +256,18 @@ def test_weights_come_and_go(
     assert max(most) <= 3 < len(list(ours.model.named_modules()))
 
 
+@pytest.mark.parametrize("build", [build_gemma3n, partial(build_scan, "mamba"), build_jamba])
 @pytest.mark.parametrize("room", [0, 1 << 40])
 def test_a_module_of_which_only_methods_are_called(
-    room: int, in_memory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    room: int,
+    build: Callable[[], Any],
+    in_memory: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Gemma 3n's AltUp has parameters, and no layer calls it as a whole."""
+    """Gemma 3n's AltUp has parameters, and no layer calls it as a whole. Nor does Mamba call the
+    projection of its steps."""
     monkeypatch.setattr("cetane.gates.reference.RESIDENT", room)
-    own = build_gemma3n()
+    own = build()
     tokens = [5, 17, 80, 41]
     with torch.no_grad():
         wanted = own(torch.tensor([tokens]), use_cache=False).logits[0].numpy()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.conftest import build_model
 from tests.families import gemma_models
+from tests.families.alibi_models import build_alibi
 from tests.families.matrix_models import QWEN_NEXT
 from tests.families.mixture_models import build_mixture
 from tests.families.parity import engine_of, with_tables_on_disk
@@ -117,6 +118,11 @@ def test_a_kit_ships_the_scales(rows: str, tiny_bundle: Callable[..., Bundle]) -
     assert ("embedding-scales.npy" in bundle_files(bundle)) == (rows != "fp16")
 
 
+def test_distances(tmp_path: Path) -> None:
+    engine = engine_of(build_alibi("mpt"), recipe("readonly"))
+    agree(engine, tmp_path, [("prefill", TOKENS[:5]), ("verify", TOKENS[:4])])
+
+
 def test_matrices_and_several_experts(tmp_path: Path) -> None:
     """Qwen3-Next, with two experts in each function. Its host keeps fp16, so logits are near."""
     model = build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"])
@@ -158,7 +164,8 @@ def agree(engine: Engine, tmp_path: Path, first: list[tuple[str, list[int]]]) ->
     """A host and an engine give near logits, after some calls and then token by token."""
     (tmp_path / "host.json").write_text(json.dumps(host_description(engine.plan)))
     np.save(tmp_path / "head-tokens.npy", engine.plan.choosable)
-    np.save(tmp_path / "rotary-default.npy", engine.tables.rotary["default"])
+    for name, table in engine.tables.rotary.items():
+        np.save(tmp_path / rotary_path(name), table)
     np.save(tmp_path / "embedding.npy", engine.tables.rows("tokens")[np.arange(engine.plan.vocab)])
     opened = {shard.name: engine.open(shard.name) for shard in engine.plan.shards}
     host = Host(tmp_path, lambda shard, function: Function(opened[shard], function))

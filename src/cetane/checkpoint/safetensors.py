@@ -56,6 +56,7 @@ _RENAMED = {
     ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
 }
 """Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and EXAONE."""
+_OLDER_MAMBA = {"backbone.embedding.": "backbone.embeddings."}
 _RENAMED_OF = {
     "exaone": {
         "transformer.wte.": "model.embed_tokens.",
@@ -69,8 +70,15 @@ _RENAMED_OF = {
         ".mlp.c_fc_1.": ".mlp.up_proj.",
         ".mlp.c_proj.": ".mlp.down_proj.",
     },
+    "hy_v3": {
+        ".mlp.router.gate.": ".mlp.gate.",
+        ".mlp.expert_bias": ".mlp.e_score_correction_bias",
+        ".mlp.e_score_correction_bias": ".mlp.e_score_correction_bias",  # not in the router
+        ".mlp.shared_mlp.": ".mlp.shared_experts.",
+    },
     "lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."},
-    "mamba2": {"backbone.embedding.": "backbone.embeddings."},
+    "mamba": _OLDER_MAMBA,
+    "mamba2": _OLDER_MAMBA,
     "minimax_m2": {
         ".block_sparse_moe.e_score_correction_bias": ".mlp.e_score_correction_bias",
         ".mlp.e_score_correction_bias": ".mlp.e_score_correction_bias",  # not in the router

@@ -53,7 +53,8 @@ def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
 
 
 def mask(source: Mask, call: Call, dtype: type) -> Array:
-    """The mask `(1, 1, width, keys)`: 0 where a token sees a key, else MASKED.
+    """The mask `(1, 1, width, keys)`: 0, or minus the distance, where a token sees a key, else
+    MASKED.
 
     A token of a tree sees only itself and the tokens on the way to it.
     """
@@ -67,4 +68,5 @@ def mask(source: Mask, call: Call, dtype: type) -> Array:
     ancestors, own = call.ancestors(), call.groups[source.group].own
     if ancestors is not None:  # a position alone does not tell one branch from another
         seen[: len(own), own] &= ancestors
-    return np.where(seen, 0, MASKED).astype(dtype)[None, None]
+    shown = -distance if source.distances else 0
+    return np.where(seen, shown, MASKED).astype(dtype)[None, None]

@@ -3,6 +3,8 @@
 from cetane.bundle import Bundle
 from cetane.compress.fitted import by_content
 from cetane.errors import CetaneError
+from cetane.families import Model
+from cetane.schema.interface import Mask
 from cetane.schema.recipe import Recipe
 
 MOST_ROWS = 1 << 16
@@ -19,6 +21,12 @@ def refuse_capacities(recipe: Recipe, what: str) -> None:
             f"{', '.join(map(str, recipe.cache.capacities))} and {recipe.cache.context}",
             "port with --set 'cache.capacities=[]'",
         )
+
+
+def refuse_distances(model: Model, what: str) -> None:
+    """Raise CetaneError for masks that hold distances: those of `what` only hide keys."""
+    if any(isinstance(source, Mask) and source.distances for source in model.host.values()):
+        raise CetaneError(f"{what} makes masks without distances (ALiBi)", ANY_BUNDLE)
 
 
 def refuse_streaming(recipe: Recipe, what: str) -> None:

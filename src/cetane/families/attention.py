@@ -210,7 +210,7 @@ class Attention(Mixer):
         if len(self.kinds) == 1:
             keys, values = self.keys_values(x, at_positions, flow, memory)
             sinks = self.sinks.weight if self.form.sinks else None
-            made = attend(q, keys, values, flow[self.kind.mask], heads, sinks)
+            made = attend(q, keys, values, self.kind.biases(flow), heads, sinks)
         else:
             made = self.attend_apart(q, *self.new_keys_values(x, at_positions), flow, memory)
         if self.form.gates == "head":
@@ -274,6 +274,8 @@ class Attention(Mixer):
             return "each has norms of its own"
         if self.form.inner_norm is not None:
             return "one norm is of all of them"
+        if self.kind.slopes:
+            return "their scores fall with distance"
         return "a bound holds their scores" if self.heads.softcap is not None else ""
 
     def headed(self) -> tuple[tuple[str, int], ...]:

@@ -24,7 +24,8 @@ SIZES = (
     "mamba_d_conv", "n_inner", "ffn_dim", "word_embed_proj_dim", "mamba_num_heads",
     "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel",
     "moe_shared_expert_intermediate_size", "num_heads", "state_size", "rotary_dim", "num_kv_heads",
-    "ffn_hidden_size",
+    "ffn_hidden_size", "time_step_rank", "mamba_dt_rank",
+    "mamba_expand",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
@@ -64,7 +65,7 @@ LARGEST_NUMBERS = {
     "layer_norm_eps": 1.0, "norm_epsilon": 1.0, "layer_norm_epsilon": 1.0, "logit_scale": 1e6,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
     "swiglu_alpha": 1e4, "swiglu_limit": 1e4, "logits_scaling": 1e6,
-    "routed_scaling_factor": 1e6, "route_scale": 1e6,
+    "routed_scaling_factor": 1e6, "route_scale": 1e6, "router_scaling_factor": 1e6,
 }  # fmt: skip
 """The limits of numbers in a config, which must also be above zero. Beyond them, tables overflow
 and logits change sign."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from cetane.families.base import Flow
@@ -29,6 +30,8 @@ ALL = "kv"
 """The cache group of all layers, where their caches have the same length."""
 DEFAULT = "default"
 """The rotary table of all layers, where they have the same."""
+FARTHEST = float(2**14)
+"""The largest distance that a mask with distances tells from a hidden key."""
 PARTS: tuple[Literal["cos", "sin"], ...] = ("cos", "sin")
 """The two halves of a rotary table."""
 
@@ -83,6 +86,9 @@ class LayerKind:
     """The name of their rotary table."""
     positioned: bool = True
     """Whether queries and keys have positions."""
+    slopes: tuple[float, ...] = ()
+    """What a position of distance takes from the scores of each head (ALiBi, arXiv 2108.12409).
+    Each is above 0 and below 1, and each head has keys of its own."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a window of no size."""
@@ -115,13 +121,36 @@ class LayerKind:
         cos, sin = (flow[name] for name in self.rotary_names)
         return partial(apply_rotary, cos=cos, sin=sin, dim=self.rotary.width)
 
+    def biases(self, flow: Flow) -> Tensor:
+        """What is added to scores: the mask `(1, 1, G*T, S)`, or one for each head.
+
+        Distances are exact in fp16 up to 2,048, where a sum of biases by absolute position is not.
+        """
+        if not self.slopes:
+            return flow[self.mask]
+        name = f"{self.mask}_biases"
+        if name not in flow:  # made once for all layers
+            mask = flow[self.mask]
+            # Each slope is a number of its own: gates know the exact ones behind fp16 numbers.
+            far = torch.cat([mask * slope for slope in self.slopes], dim=1)
+            # A small slope would leave little of what hides a key.
+            hides = torch.minimum(mask + FARTHEST, torch.zeros(1, dtype=mask.dtype))
+            flow[name] = far + hides
+        return flow[name]
+
     def host(self) -> dict[str, Source]:
         """The tensors that the host supplies to them."""
         rotary: dict[str, Source] = {
             name: Rotary(table=self.table, part=part)
             for name, part in zip(self.rotary_names, PARTS, strict=False)  # none without positions
         }
-        return rotary | {self.mask: Mask(group=self.name, window=self.window, sinks=self.sinks)}
+        mask = Mask(
+            group=self.name,
+            window=self.window,
+            sinks=self.sinks,
+            distances=bool(self.slopes),
+        )
+        return rotary | {self.mask: mask}
 
     def group(self) -> CacheGroup:
         """Their caches: as short as the window, unless all layers share the group `ALL`."""

@@ -158,7 +158,8 @@ def cohere(config: LayerNormedConfig) -> Traits:
 
 
 def falcon(config: LayerNormedConfig) -> Traits:
-    """A Falcon. CetaneError for norms that transformers cannot run, and for ALiBi."""
+    """A Falcon. CetaneError for norms that transformers cannot run, and for ALiBi: there
+    transformers rounds biases by absolute position to bfloat16, which no distance tells."""
     if config.alibi:
         raise unsupported(config.model_type, "alibi = True, positions by biases on scores")
     many, beside = config.new_decoder_architecture, config.parallel_attn

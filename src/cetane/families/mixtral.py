@@ -10,7 +10,8 @@
   positions to a part of each head. If some layers of an EXAONE slide, the others have none;
 - Mellum 2 is Qwen3-MoE with a rotary table for each type of layer;
 - MiniMax-M2 norms all heads together, gives positions to a part of each, and weighs experts by
-  sigmoids, whose choice is corrected.
+  sigmoids, whose choice is corrected;
+- Hunyuan 3 weighs and corrects so too, with a factor. It norms queries and keys.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
@@ -51,14 +52,16 @@ from cetane.families.stored import FusedRows, InterleavedBlock
 Options = ExpertOptions
 MODEL_TYPES = (
     "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "granitemoe", "granitemoeshared",
-    "hunyuan_v1_moe", "mellum", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe",
-    "solar_open",
+    "hunyuan_v1_moe", "hy_v3", "mellum", "minimax_m2", "mixtral", "olmoe", "qwen2_moe",
+    "qwen3_moe", "solar_open",
 )  # fmt: skip
 DEEPSEEKS = ("dots1", "exaone_moe", "glm4_moe", "solar_open")
 """The model types with DeepSeek-V3's experts."""
 GRANITES = ("granitemoe", "granitemoeshared")
 QWENS = ("mellum", "qwen2_moe", "qwen3_moe")
-TYPED = ("exaone_moe", "mellum")
+BY_SIGMOID = ("hy_v3", "minimax_m2")
+"""The model types outside `DEEPSEEKS` that weigh experts by sigmoids."""
+TYPED = ("exaone_moe", "hy_v3", "mellum")
 """The model types that name the MLP of each layer."""
 LEAST_SUM = 1e-6
 """The largest `moe_norm_min` that changes no weight: the weights of chosen experts sum to more."""
@@ -102,6 +105,8 @@ class MixtralConfig(LlamaConfig, DeepseekExpertConfig, Protocol):
     """Only GLM-4.5 has it."""
     clip_qkv: float | None
     """Only OLMoE has it."""
+    router_scaling_factor: float
+    """Only Hunyuan 3 has it."""
 
 
 class ErnieBlock(MixtureBlock):
@@ -155,6 +160,8 @@ def traits(config: MixtralConfig) -> Traits:
     match config.model_type:
         case "hunyuan_v1_moe":
             return Traits(AttentionForm(own, own, **HUNYUAN_NORMS))
+        case "hy_v3":
+            return Traits(AttentionForm(own, own, norms="head"), config.mlp_bias)
         case "dots1" | "mellum" | "qwen3_moe":
             return Traits(AttentionForm(qkv_bias=own, out_bias=own, norms="head"))
     clip = config.clip_qkv
@@ -177,7 +184,8 @@ def author(config: MixtralConfig, options: ExpertOptions) -> Model:
         for index, kind in enumerate(kinds):
             attention = Attention(size, config.rms_norm_eps, kind, own.form, added)
             if experts is None or dense[index]:
-                mlp = MLP(size, config.intermediate_size, config.hidden_act, factor=added)
+                inner, act = config.intermediate_size, config.hidden_act
+                mlp = MLP(size, inner, act, own.mlp_bias, added)
                 layers.append(block(index, norm(), attention, norm(), mlp))
                 continue
             layers.append(block(index, norm(), attention))
@@ -244,12 +252,12 @@ def mixture(config: MixtralConfig, options: ExpertOptions, residual: float, chos
     if kind in DEEPSEEKS:
         return deepseek_mixture(config, options)
     count = config.num_local_experts if kind in GRANITES else config.num_experts
-    narrow = kind in (*QWENS, "ernie4_5_moe")
+    narrow = kind in (*QWENS, "ernie4_5_moe", "hy_v3")
     inner = config.moe_intermediate_size if narrow else config.intermediate_size
     normalised = kind not in (*QWENS, "olmoe") or config.norm_topk_prob
-    by_sigmoid = kind == "minimax_m2"
+    factor = config.router_scaling_factor if kind == "hy_v3" else residual
     return mixture_of(
-        config, options, count, inner, normalised, residual, chosen, sigmoid=by_sigmoid
+        config, options, count, inner, normalised, factor, chosen, sigmoid=kind in BY_SIGMOID
     )
 
 
@@ -282,6 +290,16 @@ def mixture_block(
             together = shared(experts.inner)
             return MixtureBlock(
                 experts, index, norm, "gate.wg", shared=together, shared_name="mlp.shared_mlp"
+            )
+        case "hy_v3":
+            narrow = experts.inner * config.num_shared_experts
+            return MixtureBlock(
+                experts,
+                index,
+                norm,
+                shared=SharedExpert(experts.hidden, narrow, experts.act, factor, config.mlp_bias),
+                shared_name="mlp.shared_experts",
+                correction="e_score_correction_bias",
             )
         case "minimax_m2":
             return MixtureBlock(experts, index, norm, correction="e_score_correction_bias")

@@ -1,5 +1,6 @@
 """Layers whose checkpoints store rows of matrices otherwise than their graphs use them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -124,15 +125,17 @@ class FusedRows(Block):
     """A layer whose checkpoint stores projections as one tensor: those of a name in `fused`."""
 
     fused: tuple[str, ...] = ("qkv_proj", "gate_up_proj")
+    parts: Mapping[str, tuple[str, ...]] = FUSED
+    """The projections that each tensor holds."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)
         place, _, leaf = path.rpartition(".")
         module, _, name = place.rpartition(".")
-        whole = next((whole for whole in self.fused if name in FUSED[whole]), None)
+        whole = next((whole for whole in self.fused if name in self.parts[whole]), None)
         if whole is None or plain.of_experts:
             return plain
-        parts = FUSED[whole]
+        parts = self.parts[whole]
         projections: list[Any] = [self.get_submodule(f"{module}.{part}") for part in parts]
         sizes = [int(one.outputs) for one in projections]
         start = sum(sizes[: parts.index(name)])

@@ -42,8 +42,8 @@ LOGITS_AT = {"AfmoeTokenChoiceRouter": 0, "HunYuanMoEV1Gate": 0, "Llama4Router":
 """Which output of a router is its logits, where its name or the place is not the usual one."""
 BY_SIGMOIDS = {
     "AfmoeTokenChoiceRouter", "DeepseekV3TopkRouter", "Dots1TopkRouter", "ExaoneMoeTopkRouter",
-    "Glm4MoeLiteTopkRouter", "Glm4MoeTopkRouter", "Lfm2MoeTopKRouter", "MiniMaxM2TopKRouter",
-    "SolarOpenTopkRouter",
+    "Glm4MoeLiteTopkRouter", "Glm4MoeTopkRouter", "HYV3TopKRouter", "Lfm2MoeTopKRouter",
+    "MiniMaxM2TopKRouter", "SolarOpenTopkRouter",
 }  # fmt: skip
 """The routers that compare the sigmoids of logits, perhaps with a correction."""
 CORRECTED = {"Ernie4_5_MoeTopKRouter"}

@@ -142,7 +142,7 @@ def delta_rules(reference: Reference) -> list[Any]:
     return [module for module in reference.model.modules() if hasattr(module, "head_k_dim")]
 
 
-ACTIVATION_NAMES = ("act", "act_fn", "activation_fn")
+ACTIVATION_NAMES = ("act", "act_fn", "activation_fn", "gelu_impl")
 """The names under which transformers' modules keep an activation."""
 
 

@@ -164,9 +164,8 @@ class Reference:
                         "give a checkpoint whose weights and config.json are of one model",
                     )
             lender = Lender(checkpoint, names, module, self.resident)
-            caller = (
-                self.model.get_submodule(path.rpartition(".")[0]) if by_parent(module) else module
-            )
+            parent = self.model.get_submodule(path.rpartition(".")[0])
+            caller = parent if by_parent(path, module) else module
             caller.register_forward_pre_hook(lender.lend)
             if not self.resident:
                 caller.register_forward_hook(lender.take_back)
@@ -342,7 +341,8 @@ def logits_of(model: Any, normed: Tensor) -> Tensor:
         scaling = 1 / scaling
     logits: Tensor = model.get_output_embeddings()(normed) / scaling
     for name in ("logit_scale", "lm_head_multiplier"):
-        logits *= getattr(config, name, 1.0)
+        factor = getattr(config, name, None)  # None in an MPT's config
+        logits *= 1.0 if factor is None else factor
     bound = getattr(config, "final_logit_softcapping", None)
     return logits if bound is None else torch.tanh(logits / bound) * bound
 

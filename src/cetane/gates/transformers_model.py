@@ -241,11 +241,12 @@ def fill_buffers(
                 buffer.data = checkpoint.read(stored[name]).float()
 
 
-def by_parent(module: nn.Module) -> bool:
+def by_parent(path: str, module: nn.Module) -> bool:
     """Whether the module's parent computes with its tensors and never calls it, as LFM2's
-    convolutions in transformers, or calls only other methods of it, as of Gemma 3n's AltUp."""
+    convolutions and the projection of Mamba's steps in transformers, or calls only other methods of
+    it, as of Gemma 3n's AltUp."""
     apart = isinstance(module, nn.Conv1d) and module.groups == module.in_channels
-    return apart or type(module).__name__.endswith("AltUp")
+    return apart or path.endswith(".dt_proj") or type(module).__name__.endswith("AltUp")
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -205,14 +205,15 @@ class HostCall:
         return rows.T.astype(np.float16)
 
     def mask(self, source: Json) -> Array:
-        """The mask `(1, 1, width, keys)`: 0 where a token sees a key."""
+        """The mask `(1, 1, width, keys)`: 0, or minus the distance, where a token sees a key."""
         keys = self.groups[source["group"]][1]
         queries = np.full((self.width, 1), EMPTY)
         queries[: self.count, 0] = self.positions
         seen = (keys != EMPTY) & (queries >= keys)
         if source["window"] is not None:
             seen &= (queries - keys < source["window"]) | (keys < source["sinks"])
-        return np.where(seen, 0, MASKED).astype(np.float16)[None, None]
+        shown = keys - queries if source["distances"] else 0
+        return np.where(seen, shown, MASKED).astype(np.float16)[None, None]
 
     def keep(self, sink: Json, value: Array) -> None:
         """Store an output in its sink, without padding."""

@@ -74,6 +74,9 @@ class Mask(Data):
     group: str
     window: int | None = None
     sinks: int = 0
+    distances: bool = False
+    """Whether a key that a token sees has the negative number of positions between the two, in
+    place of 0."""
 
 
 class WriteMask(Data):

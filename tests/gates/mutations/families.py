@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tests.conftest import build_model, build_tokenizer
+from tests.families.alibi_models import build_alibi
 from tests.families.config_parts import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.gemma_models import (
     FULL,
@@ -27,9 +28,11 @@ from tests.families.matrix_models import (
     build_bamba,
     build_falcon,
     build_hybrid,
+    build_jamba,
     build_mamba2,
     build_nemotron,
     build_olmo_hybrid,
+    build_scan,
 )
 from tests.families.mixture_models import (
     MIXTURES,
@@ -103,6 +106,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "opt": lambda: build_model("opt", num_hidden_layers=3, ffn_dim=80),
     "gptj": lambda: build_model("gptj", num_hidden_layers=3, rotary_dim=8),
     "codegen": lambda: build_model("codegen", num_hidden_layers=3, rotary_dim=8),
+    "bloom": lambda: build_alibi("bloom", num_hidden_layers=3),
+    "mpt": lambda: build_alibi("mpt", num_hidden_layers=3),
     "jais2": lambda: build_layer_normed("jais2", num_hidden_layers=3),
     "persimmon": lambda: build_layer_normed("persimmon", num_hidden_layers=3),
     "nemotron": lambda: build_layer_normed("nemotron", num_hidden_layers=3),
@@ -159,6 +164,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "granitemoehybrid": lambda: build_hybrid("mixture", logits_scaling=1.0),
     "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
     "bamba": build_bamba,
+    "mamba": lambda: build_scan("mamba", num_hidden_layers=3),
+    "falcon_mamba": lambda: build_scan("falcon_mamba", num_hidden_layers=3),
+    "jamba": build_jamba,
     "mamba2": lambda: build_mamba2(num_hidden_layers=3),
     "nemotron_h": lambda: build_nemotron("mixture"),
     "olmo_hybrid": build_olmo_hybrid,
@@ -166,6 +174,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phimoe": lambda: build_mixture(
         "phimoe", num_hidden_layers=3, num_local_experts=5, lm_head_bias=True
     ),
+    "hy_v3": lambda: three_mixture_layers("hy_v3"),
     "minimax_m2": lambda: three_mixture_layers("minimax_m2"),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",

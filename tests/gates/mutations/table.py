@@ -23,6 +23,7 @@ from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
 from cetane.engine.slots import EMPTY, call_slots
 from cetane.families import zaya_departures
+from cetane.families.alibi import BloomBlock
 from cetane.families.attention import ListedNorms, StackedNorms, UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
@@ -36,6 +37,7 @@ from cetane.families.mamba2 import GroupNorm, Mamba2
 from cetane.families.matrices import Decays
 from cetane.families.model import Matrix
 from cetane.families.rotary import RotaryTable
+from cetane.families.selective_scan import NORMS, SelectiveScan
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Mask
 
 from .families import CONTEXT
@@ -138,14 +140,16 @@ def mixer(port: AuthoredPort) -> Any:
 
 
 ALSO = {
-    "self_attn": ("attention", "attn"),
+    "self_attn": ("attention", "attn", "self_attention"),
     "q_proj": ("q_b_proj",), "o_proj": ("out_proj", "dense", "c_proj"),
     "q_norm": ("q_layernorm", "query_layernorm"), "k_norm": ("k_layernorm", "key_layernorm"),
-    "mlp": ("feed_forward",), "gate_proj": ("w1",),
+    "mlp": ("feed_forward", "ffn"), "gate_proj": ("w1",),
     "up_proj": ("w3", "c_fc", "fc1", "dense_h_to_4h"),
     "down_proj": ("w2", "c_proj", "fc2", "dense_4h_to_h"),
-    "input_layernorm": ("operator_norm", "norm", "ln_1", "self_attn_layer_norm"),
-    "post_attention_layernorm": ("ffn_norm", "ln_2", "final_layer_norm"),
+    "input_layernorm": (
+        "operator_norm", "norm", "ln_1", "self_attn_layer_norm", "norm_1", "ln_attn",
+    ),
+    "post_attention_layernorm": ("ffn_norm", "ln_2", "final_layer_norm", "norm_2", "ln_mlp"),
 }  # fmt: skip
 """Llama's names, and other families' for the same parts."""
 
@@ -466,11 +470,20 @@ def _(port: AuthoredPort) -> None:
 
 def masks(port: AuthoredPort) -> dict[str, int]:
     """Names of mask inputs, and the slots of their groups."""
-    return {
+    named = {
         name: port.planner.memory.slots[source.group].count
         for name, source in port.planner.model.host.items()
         if isinstance(source, Mask)
     }
+    if not named:
+        raise Inapplicable
+    return named
+
+
+def needs_caches(port: AuthoredPort) -> None:
+    """A model of recurrent layers alone has no keys and values."""
+    if not port.plan.caches:
+        raise Inapplicable
 
 
 def whole_masks(port: AuthoredPort) -> list[str]:
@@ -599,6 +612,8 @@ def hides_slots(port: AuthoredPort, name: str) -> None:
 
 @mutation("cached keys one slot off", "host")
 def _(port: AuthoredPort) -> None:
+    needs_caches(port)
+
     def change(_: str, __: str, inputs: dict[str, Any]) -> None:
         for name in inputs:
             if name in ("kv_k", "sliding_k", "full_k"):
@@ -609,6 +624,8 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("cached keys and values swapped", "host")
 def _(port: AuthoredPort) -> None:
+    needs_caches(port)
+
     def change(_: str, __: str, outputs: dict[str, Any]) -> None:
         for group in ("kv", "sliding", "full"):
             k, v = f"{group}_k_out", f"{group}_v_out"
@@ -635,6 +652,8 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("columns of T = 4 in the wrong order", "host")
 def _(port: AuthoredPort) -> None:
+    needs_caches(port)
+
     def change(_: str, function: str, outputs: dict[str, Any]) -> None:
         if function == "verify":
             for name in outputs:
@@ -655,6 +674,8 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("prefill writes its last column nowhere", "host")
 def _(port: AuthoredPort) -> None:
+    needs_caches(port)
+
     def change(_: str, function: str, outputs: dict[str, Any]) -> None:
         if function == "prefill":
             for name in outputs:
@@ -796,6 +817,8 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("the last accepted token is not seen", "host")
 def _(port: AuthoredPort) -> None:
+    needs_caches(port)
+
     def change(session: Session) -> None:
         memory, count = session.memory, session.memory.count_accepted
 
@@ -1720,6 +1743,179 @@ def _(port: AuthoredPort) -> None:
     if not isinstance(norm, GroupNorm):
         raise Inapplicable
     norm.groups, norm.size = 1, norm.size * norm.groups
+
+
+# Scans of Mamba, and biases by distance -----------------------------------------------------------
+
+
+def scan(port: AuthoredPort) -> SelectiveScan:
+    """The mixer of the first layer with a scan."""
+    for block in port.planner.model.layers:
+        for module in block.modules():
+            if isinstance(module, SelectiveScan):
+                return module
+    raise Inapplicable
+
+
+def with_rates(port: AuthoredPort, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Let a scan compute with other values of a parameter."""
+    mixer = scan(port)
+    forward = mixer.forward
+
+    def changed(*args: Any) -> Any:
+        own = mixer.rates._parameters
+        before = own[name]
+        assert before is not None
+        own[name] = change(before)  # type: ignore[assignment]
+        try:
+            return forward(*args)
+        finally:
+            own[name] = before
+
+    mixer.forward = changed  # type: ignore[method-assign]
+
+
+def read_by_scan(port: AuthoredPort, change: Callable[..., Any]) -> None:
+    """Change the steps' sources, the keys and the queries of a scan."""
+    mixer = scan(port)
+    after(mixer.x_proj, lambda x: torch.cat(change(*x.split(mixer.parts, dim=1)), 1))
+
+
+@mutation("decays of a scan left out", "graph")
+def _(port: AuthoredPort) -> None:
+    with_rates(port, "A_log", torch.zeros_like)
+
+
+@mutation("decays of a scan of the next channel", "graph")
+def _(port: AuthoredPort) -> None:
+    with_rates(port, "A_log", lambda rates: rates.roll(1, 2))
+
+
+@mutation("decays of a scan of the next state", "graph")
+def _(port: AuthoredPort) -> None:
+    with_rates(port, "A_log", lambda rates: rates.roll(1, 1))
+
+
+@mutation("decays of a scan of stored logarithms", "graph")
+def _(port: AuthoredPort) -> None:
+    with_rates(port, "A_log", lambda rates: -(-rates).log())
+
+
+@mutation("a token's own input to a scan left out", "graph")
+def _(port: AuthoredPort) -> None:
+    with_rates(port, "D", torch.zeros_like)
+
+
+@mutation("biases of steps of a scan left out", "graph")
+def _(port: AuthoredPort) -> None:
+    projection = scan(port).dt_proj
+    projection.forward = projection.contract  # type: ignore[method-assign]
+
+
+@mutation("keys and queries of a scan swapped", "graph")
+def _(port: AuthoredPort) -> None:
+    read_by_scan(port, lambda steps, k, q: (steps, q, k))
+
+
+@mutation("keys of a scan of the next state", "graph")
+def _(port: AuthoredPort) -> None:
+    read_by_scan(port, lambda steps, k, q: (steps, k.roll(1, 1), q))
+
+
+@mutation("norms inside a scan left out", "graph")
+def _(port: AuthoredPort) -> None:
+    mixer = scan(port)
+    if mixer.form.norm_eps is None:
+        raise Inapplicable
+    for name in NORMS:
+        setattr(mixer, name, torch.nn.Identity())
+
+
+@mutation("epsilon of the norms inside a scan", "reading")
+def _(port: AuthoredPort) -> None:
+    mixer = scan(port)
+    if mixer.form.norm_eps is None:
+        raise Inapplicable
+    for name in NORMS:
+        getattr(mixer, name).eps *= 10
+
+
+@mutation("an activation behind a convolution of a scan left out", "graph")
+def _(port: AuthoredPort) -> None:
+    scan(port).act = lambda x: x
+
+
+@mutation("gates of a scan left out", "graph")
+def _(port: AuthoredPort) -> None:
+    open_ = 1.2784645  # of which the SiLU is 1
+    after(scan(port).in_proj_z, lambda x: torch.full_like(x, open_))
+
+
+def sloped(port: AuthoredPort, change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> None:
+    """Change the slopes of a model's heads."""
+    for block in port.planner.model.layers:
+        attn = part(block, "self_attn")
+        if attn is None or not attn.kind.slopes:
+            raise Inapplicable
+        attn.kind = replace(attn.kind, slopes=change(attn.kind.slopes))
+
+
+@mutation("slopes of the next head", "graph")
+def _(port: AuthoredPort) -> None:
+    sloped(port, lambda slopes: slopes[1:] + slopes[:1])
+
+
+@mutation("slopes of heads in reverse", "graph")
+def _(port: AuthoredPort) -> None:
+    sloped(port, lambda slopes: slopes[::-1])
+
+
+@mutation("slopes 0.1 % too steep", "graph")
+def _(port: AuthoredPort) -> None:
+    sloped(port, lambda slopes: tuple(1.001 * slope for slope in slopes))
+
+
+@mutation("the slope of one head left out", "graph")
+def _(port: AuthoredPort) -> None:
+    sloped(port, lambda slopes: (0.0, *slopes[1:]))
+
+
+def spaced(port: AuthoredPort, change: Callable[[np.ndarray, int], np.ndarray]) -> None:
+    """Change the distances of a mask's keys that are seen; `change` also gets the slots before the
+    call."""
+    if not any(isinstance(s, Mask) and s.distances for s in port.planner.model.host.values()):
+        raise Inapplicable
+    names = masks(port)
+
+    def changed(_: str, __: str, inputs: dict[str, Any]) -> None:
+        for name in names.keys() & inputs.keys():
+            own = inputs[name]
+            inputs[name] = np.where(own > -3e4, change(own, names[name]), own).astype(own.dtype)
+
+    port.before.append(changed)
+
+
+@mutation("masks without distances", "host")
+def _(port: AuthoredPort) -> None:
+    spaced(port, lambda mask, _: np.zeros_like(mask))
+
+
+@mutation("distances with the other sign", "host")
+def _(port: AuthoredPort) -> None:
+    spaced(port, lambda mask, _: -mask)
+
+
+@mutation("distances of earlier calls' tokens one too long", "host")
+def _(port: AuthoredPort) -> None:
+    spaced(port, lambda mask, slots: mask - (np.arange(mask.shape[-1]) < slots))
+
+
+@mutation("the embedding is not normed", "graph")
+def _(port: AuthoredPort) -> None:
+    block = port.planner.model.layers[0]
+    if not isinstance(block, BloomBlock):
+        raise Inapplicable
+    block.first = None
 
 
 @mutation("factors on what projections make left out", "reading")

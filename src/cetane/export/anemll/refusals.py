@@ -5,6 +5,7 @@ from cetane.export.anemll.contract import BATCH, FolderSizes
 from cetane.export.refusals import (
     ANY_BUNDLE,
     refuse_capacities,
+    refuse_distances,
     refuse_int4_rows,
     refuse_int8_caches,
     refuse_streaming,
@@ -24,6 +25,7 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
         raise CetaneError(f"ANEMLL's hosts keep only keys and values, so no {kind}", ANY_BUNDLE)
     if any(isinstance(block, RoutedBlock) for block in model.layers):
         raise CetaneError(f"ANEMLL's packages have no experts, so no {kind}", ANY_BUNDLE)
+    refuse_distances(model, "ANEMLL's runtime")
     for source in model.host.values():
         if not isinstance(source, Mask):
             continue

@@ -173,10 +173,11 @@ def given(item: Input) -> str:
             return "the token ids of the call"
         case Rotary(table=table, part=part):
             return f"the {part} rows of the call's positions in {rotary_path(table)}, as columns"
-        case Mask(group=name, window=window, sinks=sinks):
+        case Mask(group=name, window=window, sinks=sinks, distances=distances):
             seen = "all tokens up to its own" if window is None else f"the last {window} tokens"
             first = f" and the first {sinks} of the sequence" if sinks else ""
-            return f"0 where a token sees a key of {name}, else {MASKED:g}; it sees {seen}{first}"
+            shown = f"{'minus their distance' if distances else 0} where a token sees a key"
+            return f"{shown} of {name}, else {MASKED:g}; it sees {seen}{first}"
         case Position(group=name):
             return f"the slot of {name} into which the call's first token is written"
         case FromTensor(name=name):

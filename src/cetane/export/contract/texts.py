@@ -31,6 +31,7 @@ def host(contract: dict[str, Any]) -> str:
         forms={form for each in groups.values() for form in each["forms"].values()},
         ends=any(each["ends"] for each in groups.values()),
         windows=any(source.get("window") for source in sources),
+        distances=any(source.get("distances") for source in sources),
         states=any(function["states"] for function in functions),
         adapters=sorted(contract["adapters"]),
         routed=any("experts" in step for step in steps),

@@ -6,6 +6,7 @@ from cetane.export.coreai import contract
 from cetane.export.coreai.adapter import CoreAIAdapter, StateRows
 from cetane.export.refusals import (
     ANY_BUNDLE,
+    refuse_distances,
     refuse_int4_rows,
     refuse_int8_caches,
     refuse_streaming,
@@ -150,6 +151,7 @@ def refuse(planner: StaticPlanner) -> None:
         )
     if planner.recipe.head.subset is not None:
         raise CetaneError("Core AI's host needs logits of all tokens", "port without head.subset")
+    refuse_distances(model, "Core AI's host")
     if any(isinstance(s, Mask) and s.sinks for s in model.host.values()):
         raise CetaneError(
             "Core AI's host makes a causal mask; it cannot keep the first tokens in a window",
