@@ -26,12 +26,7 @@ from cetane.engine.portable import (
 )
 from cetane.engine.session import Session
 from cetane.families import SOFTPLUS_MOST, Weights
-from cetane.gates.experts import (
-    TakenExperts,
-    followed_name,
-    routed_blocks,
-    showing,
-)
+from cetane.gates.experts import TakenExperts, routed_blocks, showing
 from cetane.gates.heads import Chooser, choices, chooser, head_choices
 from cetane.gates.lost import LostNumbers, first_lost, seeking
 from cetane.gates.observe import ProbeTask, observe
@@ -238,7 +233,7 @@ class ArithmeticBackend(PortableBackend):
     - A code of 8 bits is a whole step off where rounding moves it at all. So such caches and
       activations are unrounded, as the twin's are.
     - Near a tie of experts, either choice is right. So programs show what they chose, and may take
-      the experts of another run.
+      the experts of another run, and those that were far.
     """
 
     def __init__(
@@ -255,11 +250,7 @@ class ArithmeticBackend(PortableBackend):
     def open_in(self, shard: str, precision: Precision) -> ReferenceProgram | CompiledProgram:
         if self.taken is None or not self.taken.blocks:
             return super().open_in(shard, precision)
-        others = {
-            followed_name(name): partial(self.taken.ranks, shard, name)
-            for name in self.taken.blocks
-        }
-        return FollowingProgram(self.load(shard), precision, others)
+        return FollowingProgram(self.load(shard), precision, self.taken.by_name(shard))
 
     def load(self, shard: str) -> Program:
         program = super().load(shard)
