@@ -89,7 +89,8 @@ def test_a_right_port_whose_second_experts_are_ties(
 @pytest.fixture(scope="module", params=["plain", "routed", "grouped", "far"])
 def alike(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packaged:
     """A package whose experts all are ties: from a graph of all experts, which may choose groups
-    first, or from a router whose experts are functions. Or many lie at the bound of far ones."""
+    first, or from a router whose experts are functions. Or many lie at the bound of far ones, in
+    two layers of a shard."""
     kind, config = LATENT_MODELS["deepseek_v3"]
     if request.param == "far":
         model = at_bounds(build("phimoe"), 0.98)
@@ -101,7 +102,8 @@ def alike(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     model.save_pretrained(folder / "model")
     build_tokenizer().save_pretrained(folder / "model")
     checkpoint = open_checkpoint(folder / "model")
-    layout = {"kind": "per-layer", "routed": ["decode"] if request.param == "routed" else []}
+    kind = "chunks" if request.param == "far" else "per-layer"
+    layout = {"kind": kind, "routed": ["decode"] if request.param == "routed" else []}
     made = recipe("fp16", layout=layout, tokens={"verify": 0, "prefill": 0}, cache={"context": 64})
     bundle = build_bundle(checkpoint, made, folder / "bundle", lambda *_: None)
     return packaged(bundle, Planner(checkpoint, made), checkpoint)

@@ -31,7 +31,7 @@ def far_values(
     function: MilFunction, block: RoutedBlock, logits: NamedValue
 ) -> Iterator[tuple[str, NamedValue]]:
     """The values of a router that are 1 for far experts, by their names: a program selects them by
-    what it compares behind the `logits`. None if it has other comparisons than the block."""
+    what it compares behind the `logits`, before later routers do. None, if it compares too few."""
     reached, found, conditions = {logits.name}, list[NamedValue](), set[str]()
     shape = logits.type and logits.type.shape
     for op in function.ops:
@@ -45,8 +45,8 @@ def far_values(
         elif op.kind == "select" and read & conditions:
             found.append(value)
     names = far_names(block)
-    if len(names) == len(found):
-        yield from zip(names, found, strict=True)
+    if len(names) <= len(found):
+        yield from zip(names, found, strict=False)
 
 
 class WatchedMixer(TorchFunctionMode):
