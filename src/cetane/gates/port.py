@@ -39,7 +39,7 @@ from cetane.mil.constants import Constants
 from cetane.mil.index import FunctionIndex
 from cetane.mil.ops import OPS
 from cetane.mil.program import Precision, Program, StoredConstant, TensorType
-from cetane.planner import Planner
+from cetane.planner import Planner, Programs
 from cetane.schema.plan import Plan
 
 ACTIVATIONS = ("gelu", "relu", "silu")
@@ -155,9 +155,7 @@ class Packaged:
 
     def functions(self, shard: str) -> Iterator[tuple[str, FunctionIndex, Constants]]:
         """The functions of a shard's package, by name."""
-        for name, function in load(self.packages.shard(shard)).functions.items():
-            index = FunctionIndex(function)
-            yield name, index, Constants(index)
+        return indexed_functions(self.packages, shard)
 
     def scales(self, shard: str) -> dict[str, dict[str, Any]]:
         return {
@@ -216,13 +214,7 @@ class Packaged:
         return found
 
     def constants(self, shard: str) -> Iterator[Stored]:
-        graphs = {graph.function.name: graph for graph in self.planner.graphs(shard)}
-        seen: set[Any] = set()
-        for name, index, _ in self.functions(shard):
-            wanted = {}
-            if name in graphs:
-                wanted = result_names(used_in(self.planner, shard, name))
-            yield from stored_in(shard, index.function, wanted, seen)
+        return stored_constants(self.packages, self.planner, shard)
 
 
 class ArithmeticBackend(PortableBackend):
@@ -362,7 +354,27 @@ def other_number(type_: TensorType, number: float) -> StoredConstant:
     return StoredConstant(type_, partial(np.full, type_.shape, number, np.float32))
 
 
-def used_in(planner: Planner, shard: str, function: str) -> dict[str, LabelledWeight]:
+def indexed_functions(
+    packages: ShardPaths, shard: str
+) -> Iterator[tuple[str, FunctionIndex, Constants]]:
+    """The functions of a shard's package, by name."""
+    for name, function in load(packages.shard(shard)).functions.items():
+        index = FunctionIndex(function)
+        yield name, index, Constants(index)
+
+
+def stored_constants(packages: ShardPaths, planner: Programs, shard: str) -> Iterator[Stored]:
+    """The constants of a shard's package that hold parameters. Shared ones come once."""
+    graphs = {graph.function.name: graph for graph in planner.graphs(shard)}
+    seen: set[Any] = set()
+    for name, index, _ in indexed_functions(packages, shard):
+        wanted = {}
+        if name in graphs:
+            wanted = result_names(used_in(planner, shard, name))
+        yield from stored_in(shard, index.function, wanted, seen)
+
+
+def used_in(planner: Programs, shard: str, function: str) -> dict[str, LabelledWeight]:
     """The parameters that a function of a shard uses, by label."""
     graph = next(g for g in planner.graphs(shard) if g.function.name == function)
     return {item.label: item for item in labelled_weights(planner, shard, graph)}
