@@ -13,13 +13,14 @@ from tests.families.mixture_models import build_mixture, build_oss
 
 from cetane.checkpoint import open_checkpoint
 from cetane.gates import metrics
-from cetane.gates.experts import Chosen, RouterScores, TakenExperts, is_router
+from cetane.gates.experts import Chosen, RouterScores, TakenExperts, far_blocks, is_router
 from cetane.gates.golden import Proof
 from cetane.gates.ladder import ladder
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.port import Packaged, packaged
 from cetane.gates.probes import EXPERTS_PROBE, Probe, ProbePart
+from cetane.gates.readings import wrong_bounds
 from cetane.gates.reference import Reference
 from cetane.pipeline.build import build as build_bundle
 from cetane.planner import Planner
@@ -117,6 +118,15 @@ def test_a_package_shows_its_experts(alike: Packaged, never_following: Callable[
     assert ladder(checkpoint, alike.planner, layers).passed
     never_following()
     assert worst(alike, checkpoint, reference) > limits().structure.relative
+
+
+def test_the_bound_of_far_experts_is_read(alike: Packaged) -> None:
+    """A bound that is a hundredth off changes hardly any token, and such tokens are near ties."""
+    bounds = [bound for own in alike.bounds(alike.plan.shards[0].name).values() for bound in own]
+    far = far_blocks(alike.planner.model.layers)
+    assert bounds == pytest.approx([0.02] * len(bounds) if far else bounds, abs=1e-5)
+    assert bool(far) <= bool(bounds)
+    assert [*wrong_bounds(alike, Reference(alike.weights))] == []
 
 
 def test_fp16_takes_the_experts_of_fp32(alike: Packaged) -> None:

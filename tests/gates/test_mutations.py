@@ -108,6 +108,7 @@ SAMPLE = [
     ("olmo_hybrid", "decays of the delta rule of the next head", "structure"),
     ("olmo_hybrid", "a rewind leaves matrices", "structure"),
     ("phimoe", "experts twice as far below are near", "structure"),
+    ("phimoe", "experts a hundredth farther below are near", "structure"),
     ("phimoe", "no expert is near", "structure"),
     ("phimoe", "the second expert shares its weight with the first", "structure"),
     ("phimoe", "the first expert is the second best", "structure"),

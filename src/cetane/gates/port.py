@@ -296,8 +296,15 @@ def bounds_in(index: FunctionIndex) -> Iterator[float]:
     literals = Constants(index)
     for op in index.ops:
         softcap = op.kind == "mul" and any(index.producer(x, "tanh") for x in op.references())
-        if softcap or holds(op, index, literals):
+        if softcap or decides(op, index) or holds(op, index, literals):
             yield from numbers_of(op, literals).values()
+
+
+def decides(op: Op, index: FunctionIndex) -> bool:
+    """Whether an op makes the bound above which a tensor is larger, as that of far experts."""
+    made = tuple(value.name for value in op.outputs)
+    readers = index.readers.get(made[0], ()) if op.kind == "mul" else ()
+    return any(one.kind == "greater" and one.inputs["y"] == made for one in readers)
 
 
 def holds(op: Op, index: FunctionIndex, literals: Constants) -> bool:

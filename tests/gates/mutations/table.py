@@ -1488,6 +1488,12 @@ def _(port: AuthoredPort) -> None:
         block.mixture = replace(block.mixture, near=2 * block.mixture.near)
 
 
+@mutation("experts a hundredth farther below are near", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in sparse_mixtures(port):
+        block.mixture = replace(block.mixture, near=1.01 * block.mixture.near)
+
+
 @mutation("no expert is near", "graph")
 def _(port: AuthoredPort) -> None:
     for block in sparse_mixtures(port):
