@@ -24,12 +24,13 @@ from cetane.gates.draft_head import (
     drafts_of,
     judge_draft_heads,
     load_trained,
+    same_constants,
     same_interface,
 )
 from cetane.mil import load
 from cetane.pipeline.export import export_contract, export_coreai, export_onnx, export_runtime
 from cetane.pipeline.recompile import recompile
-from cetane.schema.draft_head import FOLDER
+from cetane.schema.draft_head import FOLDER, DraftHeadKind
 from cetane.speculate.draft_heads import build as head_build
 from cetane.speculate.draft_heads.blocks import EagleKeys, EagleLayer
 from cetane.speculate.draft_heads.drafter import open_drafter
@@ -374,6 +375,7 @@ def test_gates_of_a_head(path: Path) -> None:
     assert not result.passed
     assert failed(result) == {
         "tokens that are not the trained ones",
+        "constants that are not the trained ones",
         *(f"{what} ({kind})" for what in ("logit cosine", "top-1 agreement", "one logit")
           for kind in ("fp16", "fp32")),
     }  # fmt: skip
@@ -423,7 +425,25 @@ def test_one_output_row_is_a_hundredth_too_large(path: Path) -> None:
     head = with_draft_head(Bundle(path), wrong)
     right.save(head.path / "source.safetensors")
     (result,) = judge_draft_heads(relisted(path), lambda *_: None).values()
-    assert failed(result) == {"one logit (fp32)"}
+    assert failed(result) == {"one logit (fp32)", "constants that are not the trained ones"}
+
+
+@pytest.mark.parametrize("weights", ["fp16", "int8-per-channel"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_one_element_of_a_weight_is_too_large(
+    path: Path, kind: DraftHeadKind, weights: str
+) -> None:
+    """By a hundredth, which no logit shows, or by some codes."""
+    right, wrong = (random_draft_head(kind, Bundle(path), weights=weights) for _ in range(2))
+    name = next(name for name, own in wrong.state_dict().items() if own.ndim == 2)
+    row = wrong.state_dict()[name][5]
+    row[row.abs().argsort()[-2]] *= 1.01 if weights == "fp16" else 0.9
+    head = with_draft_head(Bundle(path), right)
+    assert same_constants(head, load_trained(head)).passed
+    head = with_draft_head(Bundle(path), wrong)
+    right.save(head.path / "source.safetensors")
+    check = same_constants(head, load_trained(head))
+    assert (check.name, check.value) == ("constants that are not the trained ones", 1)
 
 
 @pytest.mark.parametrize("hidden", [0, 3])

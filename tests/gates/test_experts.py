@@ -13,13 +13,14 @@ from tests.families.mixture_models import build_mixture, build_oss
 
 from cetane.checkpoint import open_checkpoint
 from cetane.gates import metrics
-from cetane.gates.experts import RouterScores, TakenExperts
+from cetane.gates.experts import Chosen, RouterScores, TakenExperts, far_blocks, is_router
 from cetane.gates.golden import Proof
 from cetane.gates.ladder import ladder
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.port import Packaged, packaged
 from cetane.gates.probes import EXPERTS_PROBE, Probe, ProbePart
+from cetane.gates.readings import wrong_bounds
 from cetane.gates.reference import Reference
 from cetane.pipeline.build import build as build_bundle
 from cetane.planner import Planner
@@ -65,21 +66,46 @@ def test_a_right_port_whose_experts_all_are_ties(
     assert worst(port, checkpoint, reference) > limits().structure.relative
 
 
-@pytest.fixture(scope="module", params=["plain", "routed", "grouped"])
+@torch.no_grad()
+def at_bounds(model: Any, part: float) -> Any:
+    """A Phi-MoE whose router gives its second expert `part` of the logit of its first, which is the
+    best for about half of the tokens."""
+    for router in filter(is_router, model.modules()):
+        router.weight[0] *= 3
+        router.weight[1] = part * router.weight[0]
+    return model
+
+
+@pytest.mark.parametrize("part", [1 + 2**-23, 0.98])
+def test_a_right_port_whose_second_experts_are_ties(
+    part: float, never_following: Callable[[], None]
+) -> None:
+    """With the first ones, or at the bound below which experts are far."""
+    checkpoint = TinyCheckpoint(at_bounds(build("phimoe"), part), tokenizer_of())
+    port, reference = AuthoredPort(checkpoint, recipe("fp16")), RememberedReference(checkpoint)
+    assert worst(port, checkpoint, reference) < limits().structure.relative
+    never_following()
+    assert worst(port, checkpoint, reference) > limits().structure.relative
+
+
+@pytest.fixture(scope="module", params=["plain", "routed", "grouped", "far"])
 def alike(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packaged:
     """A package whose experts all are ties: from a graph of all experts, which may choose groups
-    first, or from a router whose experts are functions."""
+    first, or from a router whose experts are functions. Or many lie at the bound of far ones, in
+    two layers of a shard."""
     kind, config = LATENT_MODELS["deepseek_v3"]
-    model = (
-        build_mixture(kind, **config)
-        if request.param == "grouped"
-        else build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=3)
-    )
+    if request.param == "far":
+        model = at_bounds(build("phimoe"), 0.98)
+    elif request.param == "grouped":
+        model = flattened(build_mixture(kind, **config), ALIKE)
+    else:
+        model = flattened(build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=3), ALIKE)
     folder = tmp_path_factory.mktemp("alike")
-    flattened(model, ALIKE).save_pretrained(folder / "model")
+    model.save_pretrained(folder / "model")
     build_tokenizer().save_pretrained(folder / "model")
     checkpoint = open_checkpoint(folder / "model")
-    layout = {"kind": "per-layer", "routed": ["decode"] if request.param == "routed" else []}
+    kind = "chunks" if request.param == "far" else "per-layer"
+    layout = {"kind": kind, "routed": ["decode"] if request.param == "routed" else []}
     made = recipe("fp16", layout=layout, tokens={"verify": 0, "prefill": 0}, cache={"context": 64})
     bundle = build_bundle(checkpoint, made, folder / "bundle", lambda *_: None)
     return packaged(bundle, Planner(checkpoint, made), checkpoint)
@@ -95,6 +121,15 @@ def test_a_package_shows_its_experts(alike: Packaged, never_following: Callable[
     assert worst(alike, checkpoint, reference) > limits().structure.relative
 
 
+def test_the_bound_of_far_experts_is_read(alike: Packaged) -> None:
+    """A bound that is a hundredth off changes hardly any token, and such tokens are near ties."""
+    bounds = [bound for own in alike.bounds(alike.plan.shards[0].name).values() for bound in own]
+    far = far_blocks(alike.planner.model.layers)
+    assert bounds == pytest.approx([0.02] * len(bounds) if far else bounds, abs=1e-5)
+    assert bool(far) <= bool(bounds)
+    assert [*wrong_bounds(alike, Reference(alike.weights))] == []
+
+
 def test_fp16_takes_the_experts_of_fp32(alike: Packaged) -> None:
     """Else tokens after a tie read what another expert gave, and a right port is red."""
     planner, taken = alike.planner, TakenExperts.of(alike.planner)
@@ -104,7 +139,12 @@ def test_fp16_takes_the_experts_of_fp32(alike: Packaged) -> None:
     (followed,) = observe(alike.computing("fp16", taken), planner, [task])
     assert not any(taken.calls.values())  # every router took its own
     layers = sorted(exact.choices)
-    assert any((exact.choices[layer][1] != free.choices[layer][1]).any() for layer in layers)
+    far = exact.choices[layers[0]].far is not None
+    pairs = [(exact.choices[layer], free.choices[layer]) for layer in layers]
+    assert any(
+        (one.far != two.far).any() if far else (one.experts != two.experts).any()
+        for one, two in pairs
+    )
     least = limits().fp16.logit_cosine
     assert metrics.cosine(exact.logits, free.logits).min() < least
     assert metrics.cosine(exact.logits, followed.logits).min() > least
@@ -145,7 +185,7 @@ def test_what_the_model_computes_with_other_experts() -> None:
     (own,) = reference.run([TOKENS], [block, layer])
     asked = np.array([[0, 1, 2], [3, 4, 5], [0, 2, 4], [1, 3, 5]])
     numbers = np.array([0, 2, 3, 7])
-    (found,) = reference.run([TOKENS], [block, layer], choices=[{0: (numbers, asked)}])
+    (found,) = reference.run([TOKENS], [block, layer], choices=[{0: Chosen(numbers, asked)}])
     followed = own.experts[0].copy()
     followed[numbers] = asked
     assert (followed != own.experts[0]).any()
@@ -164,7 +204,7 @@ def test_no_model_follows_beyond_a_tie(family: str, factor: float) -> None:
     reference = Reference(TinyCheckpoint(flattened(build(family), factor), tokenizer_of()))
     (own,) = reference.run([TOKENS])
     asked = {
-        layer: (np.arange(len(TOKENS)), np.indices(experts.shape)[1])
+        layer: Chosen(np.arange(len(TOKENS)), np.indices(experts.shape)[1])
         for layer, experts in own.experts.items()
     }
     (found,) = reference.run([TOKENS], choices=[asked])

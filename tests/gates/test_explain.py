@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -64,6 +64,32 @@ def test_the_mode_that_failed() -> None:
     assert "KL 0.04" in explanation.sentence
     (page,) = re.findall(r"\S+\.md", explanation.sentence)
     assert Path(page).is_file()  # also from a wheel, and in any folder
+
+
+@pytest.mark.parametrize("arithmetic", ["fp16", "ane"])
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        ({"other_experts": 0.5}, "changes the choice of experts in 50% of all cases (decode)"),
+        ({"other_far": 0.3, "other_experts": 0.0}, "changes which experts are far in 30%"),
+    ],
+)
+def test_experts_that_rounding_chooses(
+    arithmetic: Literal["fp16", "ane"], share: dict[str, float], says: str
+) -> None:
+    """Products of attention are not blamed, nor a model that magnifies rounding."""
+    rows = (rounding("decode", 0.99, 0.99, 0.04).model_copy(update=share),)
+    verdict = GoldenResult(
+        passed=False, fingerprint="", checks=tuple(judge_rounding(arithmetic, rows)), shards=(),
+        logits=(), ranges=(Range(block="layer-02", largest=3),), warnings=(), greedy=(),
+        probes={}, greedy_tokens=0, rounding=rows, ane=rows,
+    )  # fmt: skip
+    if arithmetic == "ane":
+        why = lost_products(verdict, tiny_recipe())
+    else:
+        planner = Planner(TinyCheckpoint(model_of("phimoe"), tokenizer_of()), recipe("fp16"))
+        why = beyond_fp16(verdict, planner, lambda: pytest.fail("no model runs"))
+    assert why.cause == "experts" and says in why.sentence
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.conftest import build_model, build_tokenizer
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.gates import rounding
+from cetane.gates.experts import Chosen
 from cetane.gates.observe import ProbeTask, Seen
 from cetane.gates.port import Packaged, packaged
 from cetane.gates.probes import Probe
@@ -20,6 +21,7 @@ from cetane.gates.rounding import (
     judge_rounding,
     late_rounding,
     measure_rounding,
+    other_far,
     together,
 )
 from cetane.pipeline.build import build
@@ -114,10 +116,10 @@ TOKENS = 8
 HIDDEN: Any = ("model.layers.0", 0)
 
 
-def read(rows: np.ndarray, experts: np.ndarray) -> Seen:
+def read(rows: np.ndarray, experts: np.ndarray, far: np.ndarray | None = None) -> Seen:
     """What a port made of 8 tokens: one tensor, which is the logits too, and a layer's experts."""
     at = np.arange(TOKENS)
-    return Seen(rows, at, {HIDDEN: (at, rows)}, {0: (at, experts)})
+    return Seen(rows, at, {HIDDEN: (at, rows)}, {0: Chosen(at, experts, far)})
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,21 @@ def test_tokens_near_a_tie_of_experts(others: list[int], red: set[str]) -> None:
     )
     assert lost.finite is not bool(others)
     assert lost.where == ("layer" if others else "")
+
+
+@pytest.mark.parametrize(("others", "red"), [(3, False), (5, True)])
+def test_experts_that_rounding_makes_far(others: int, red: bool) -> None:
+    """Of 16 experts that 8 tokens take, some have others far below them than in fp32."""
+    far = np.zeros((TOKENS, 2, 3), bool)
+    changed = far.copy()
+    changed.reshape(-1, 3)[:others, 2] = True
+    experts = np.tile([0, 1], (TOKENS, 1))
+    share = other_far({0: Chosen(..., experts, far)}, {0: Chosen(..., experts, changed)})  # type: ignore[arg-type]
+    assert share == others / (2 * TOKENS)
+    fine: Any = {"hidden_cosine": 1, "logit_cosine": 1, "kl": 0, "finite": True}
+    one = Rounding(mode="decode", positions=TOKENS, other_far=share, **fine)
+    failed = [check.name for check in judge_rounding("ane", [one]) if not check.passed]
+    assert failed == ["ane: other far experts (decode)"] * red
 
 
 def test_the_mode_of_the_first_infinity() -> None:

@@ -333,6 +333,14 @@ class RoutedBlock(Block):
     """The number of experts in each part, but for the last."""
     routable = True
     """Whether a token needs only the experts that it chooses."""
+    bounded = False
+    """Whether an expert shares its weight with those within a bound below it. The others are
+    *far*."""
+
+    def compared(self, flow: Flow) -> tuple[Tensor, ...]:
+        """What chooses experts, `(1, experts, 1, T)`, when the router has run. If they are
+        `bounded`, 1 for far experts follows, for each expert that a token takes."""
+        return (flow[self.scores],)
 
     @abstractmethod
     def router(self) -> Part: ...

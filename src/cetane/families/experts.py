@@ -6,7 +6,7 @@ transformers keeps the experts of a layer as one tensor for each matrix, `(E, ro
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import Field
 from torch import Tensor, nn, sigmoid, softmax
@@ -106,6 +106,8 @@ class Mixture:
     """What is added to the sum by which weights are divided."""
     inverse: float = 1.0
     """What router and experts read is so many times the model's own."""
+    bounded: ClassVar[bool] = False
+    """As in `RoutedBlock`."""
 
     def __post_init__(self) -> None:
         if not (self.chosen and self.count and 1 <= self.chosen <= self.count):
@@ -137,6 +139,10 @@ class Mixture:
             return weights
         total = weights.sum(1, keepdim=True)
         return weights / (total + self.added if self.added else total)
+
+    def far(self, logits: Tensor, axes: Axes) -> tuple[Tensor, ...]:
+        """1 for the far experts of each expert that a token takes, if they are `bounded`."""
+        return ()
 
     def with_closed(self, compared: Tensor, axes: Axes) -> Tensor:
         """What chooses experts, `(1, E, 1, T)`, far below all others in closed groups."""
@@ -344,6 +350,7 @@ class MixtureBlock(RoutedBlock):
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
         self.axes, self.router_name, self.names = Axes(), router, names
+        self.bounded = mixture.bounded
         self.shared, self.shared_name = shared, shared_name
         self.read = "hidden" if norm is None else NORMED
         self.add_module(names.mlp_norm, norm)
@@ -392,6 +399,12 @@ class MixtureBlock(RoutedBlock):
         logits = self.router_proj(flow[self.read])
         flow[WEIGHTS] = self.mixture.weigh(logits, self.axes, self.correction)
         self.begin(flow)
+
+    def compared(self, flow: Flow) -> tuple[Tensor, ...]:
+        if not self.bounded:
+            return super().compared(flow)
+        logits = self.router_proj(flow[self.read])
+        return logits, *self.mixture.far(logits, self.axes)
 
     def begin(self, flow: Flow) -> None:
         """Begin the sum of experts, with those that all tokens share."""

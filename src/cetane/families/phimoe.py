@@ -62,20 +62,34 @@ class SparseMixture(Mixture):
 
     near: float
     """How far below the taken one an expert is near, as a part of the larger of both logits."""
+    bounded = True
 
     def weigh(self, logits: Tensor, axes: Axes, correction: Correction | None = None) -> Tensor:
-        first = first_largest(logits, self.count, axes)
-        second = first_largest(logits - FAR * first, self.count, axes)
+        first, second = self.taken(logits, axes)
         return self.share(logits, first) + self.share(logits, second, 1 - first)
 
-    def share(self, logits: Tensor, taken: Tensor, open_to: Tensor | None = None) -> Tensor:
-        """The weight of the taken expert of each token; `open_to` has 1 for those that could be
-        taken, by default all."""
+    def far(self, logits: Tensor, axes: Axes) -> tuple[Tensor, ...]:
+        return tuple(self.below(logits, taken)[1] for taken in self.taken(logits, axes))
+
+    def taken(self, logits: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
+        """1 for the first expert of each token, and for the second."""
+        first = first_largest(logits, self.count, axes)
+        return first, first_largest(logits - FAR * first, self.count, axes)
+
+    def below(self, logits: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """How far all experts lie below the taken one of each token, and 1 for those that are not
+        near it."""
         most = (logits * taken).sum(1, keepdim=True)
         # No difference: gates put other numbers in place of logits where some are subtracted.
         below = most + logits * -1
         bound = torch.maximum(logits.abs(), most) * self.near
-        near = 1 - ones_where(below > bound, below)
+        return below, ones_where(below > bound, below)
+
+    def share(self, logits: Tensor, taken: Tensor, open_to: Tensor | None = None) -> Tensor:
+        """The weight of the taken expert of each token; `open_to` has 1 for those that could be
+        taken, by default all."""
+        below, far = self.below(logits, taken)
+        near = 1 - far
         if open_to is not None:
             below, near = below * open_to, near * open_to
         return taken / (near * (below * -1).exp()).sum(1, keepdim=True)

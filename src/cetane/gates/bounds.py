@@ -1,7 +1,8 @@
 """The bounds that hold a transformers model's activations: the model shows them while it runs.
 
-A bound is a number of a clamp, or the factor behind the tanh of a softcap. Few tokens reach one. So
-the gates also make clamps tighter, until every token reaches them.
+A bound is a number of a clamp, the factor behind the tanh of a softcap, or the part of a logit
+below which experts are far. Few tokens reach one. So the gates also make clamps tighter, until
+every token reaches them.
 """
 
 import sys
@@ -17,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
 """The names of torch's functions that bound a tensor by numbers. Those with a `_` behind them do it
 in place."""
+MIXER = "sparsemixer"
+"""transformers' function that compares with the bound below which experts are far."""
 CETANE = f"{__name__.partition('.')[0]}."
 """The beginning of the names of cetane's modules."""
 
@@ -26,7 +29,8 @@ class Held(NamedTuple):
 
     bounds: tuple[float, ...]
     magnitude: float
-    """The mean magnitude of the tensor that it holds; infinity for a softcap, which holds all."""
+    """The mean magnitude of the tensor that it holds; infinity for one that
+    no clamp sets."""
 
 
 class Bounds(TorchFunctionMode):
@@ -46,11 +50,14 @@ class Bounds(TorchFunctionMode):
         named = kwargs or {}
         name = named_by(func)
         softcap = name == "mul" and self._tanh is not None and args[0] is self._tanh
-        if softcap or clamps(func, args):
+        caller = calling(sys._getframe(1))
+        far = name in ("gt", "__gt__") and caller.f_code.co_name == MIXER
+        if softcap or far or clamps(func, args):
             numbers = [v for v in (*args[1:], *named.values()) if isinstance(v, int | float)]
-            magnitude = np.inf if softcap else float(torch.linalg.vector_norm(args[0], 1))
+            whole = softcap or far
+            magnitude = np.inf if whole else float(torch.linalg.vector_norm(args[0], 1))
             held = Held(tuple(map(float, numbers)), magnitude / args[0].numel())
-            self._note(sys._getframe(1), held)
+            self._note(caller if far else sys._getframe(1), held)
         result = func(*args, **named)
         self._tanh = result if name == "tanh" else None
         return result
@@ -68,6 +75,13 @@ class Bounds(TorchFunctionMode):
                 self.noted[self._paths[owner], caller.f_lineno] = held
                 return
             frame = frame.f_back
+
+
+def calling(frame: FrameType) -> FrameType:
+    """The frame of the model's code, behind those of other contexts that pass its calls on."""
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 class Tightened(TorchFunctionMode):

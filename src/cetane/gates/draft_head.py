@@ -27,16 +27,22 @@ from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.limits import DraftHeadArithmetic, limits
+from cetane.gates.port import stored_constants
 from cetane.gates.readings import NEAR_ANGLE
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
 from cetane.gates.verdict import Check, at_least, at_most
+from cetane.gates.weights import wrong_among
 from cetane.mil import load
 from cetane.schema.draft_head import SOURCE, DraftHeadKind
 from cetane.speculate.draft_heads.features import tapped_shards
 from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
-from cetane.speculate.draft_heads.planner import draft_head_model
+from cetane.speculate.draft_heads.planner import (
+    DraftHeadPlanner,
+    DraftHeadWeights,
+    draft_head_model,
+)
 from cetane.speculate.draft_heads.runner import Eagle3Runner, MedusaRunner, open_runner
 from cetane.speculate.draft_heads.windows import Windows, collect
 from cetane.validation import Data
@@ -103,7 +109,11 @@ def judge_draft_head(
         runners = [open_runner(draft_head, bundle, backend, start) for start in starts]
         logits = [drafted(runner, windows, drafts, wide) for runner in runners for wide in ways]
         scores.append(score(arithmetic, np.concatenate(logits), np.tile(wanted, (len(logits), 1))))
-    checks = (*same_interface(draft_head, trained, tapped_shards(engine.plan)), *judge(scores))
+    checks = (
+        *same_interface(draft_head, trained, tapped_shards(engine.plan)),
+        same_constants(draft_head, trained),
+        *judge(scores),
+    )
     return DraftHeadResult(
         passed=all(check.passed for check in checks),
         heads={draft_head.name: draft_head.digest},
@@ -158,6 +168,15 @@ def same_interface(
     yield at_most("tokens that are not the trained ones", float(tokens.sum()), 0)
     yield at_most("other shards tapped than in training", float(taps), 0)
     yield at_most("rotary tables that are not the trained ones", float(sum(wrong)), 0)
+
+
+def same_constants(draft_head: DraftHead, trained: TorchDraftHead) -> Check:
+    """The check of the shard's constants, bit for bit: one element of many moves no logit beyond
+    the limits."""
+    planner, weights = DraftHeadPlanner(trained.config, draft_head.plan), DraftHeadWeights(trained)
+    every = [*stored_constants(draft_head, planner, draft_head.name)]
+    wrong = [*wrong_among(every, weights, planner.recipe.compression)]
+    return at_most("constants that are not the trained ones", float(len(wrong)), 0)
 
 
 def window_starts(draft_head: DraftHead, length: int) -> list[int]:

@@ -8,10 +8,11 @@ routers note what they choose, and follow.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,13 @@ from torch.overrides import TorchFunctionMode
 from cetane.engine.backend import Array
 from cetane.engine.call import columns
 from cetane.families import Block, Projection, RoutedBlock, Shard
+from cetane.gates.far_experts import (
+    ROUTERS,
+    BoundedScores,
+    WatchedMixer,
+    far_names,
+    far_values,
+)
 from cetane.gates.limits import limits
 from cetane.gates.transformers_model import own_tensors
 from cetane.lower.tracing import LabelledWeight
@@ -30,14 +38,27 @@ from cetane.planner import Planner
 from cetane.schema.function import Route, Step
 from cetane.schema.interface import Output, ToTensor
 
-Choices = Mapping[int, tuple[Array, Array]]
-"""By layer, the numbers of some tokens `(n,)`, and their experts `(n, chosen)`, ascending."""
+
+class Chosen(NamedTuple):
+    """What the router of a layer chose for some tokens."""
+
+    numbers: Array
+    """The tokens, `(n,)`."""
+    experts: Array
+    """`(n, chosen)`, ascending; in the order of choice, if some are far."""
+    far: Array | None = None
+    """Which experts are far below each that a token takes, bool `(n, chosen, E)`, of a block that
+    is `bounded`."""
+
+
+Choices = Mapping[int, Chosen]
+"""By layer."""
 LEAST_TIE = 2e-6
 """Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability. The
 steps of larger numbers are larger."""
 CHOOSING = ("reduce_max", "equal", "sub")
 """The kinds of ops that choose by what a router compares: its maximum, where that is, and the rest
-without it. Other readers make weights of it."""
+without it. The last one also makes near experts of far ones. Other readers make weights of it."""
 LOGITS_AT = {"AfmoeTokenChoiceRouter": 0, "HunYuanMoEV1Gate": 0, "Llama4Router": 1}
 """Which output of a router is its logits, where its name or the place is not the usual one."""
 BY_SIGMOIDS = {
@@ -69,6 +90,11 @@ def routed_blocks(layers: Sequence[Block]) -> dict[str, RoutedBlock]:
     return {shown_name(block): block for block in layers if isinstance(block, RoutedBlock)}
 
 
+def far_blocks(layers: Sequence[Block]) -> dict[str, RoutedBlock]:
+    """The blocks with far experts, by the names of what they show of these."""
+    return {name: block for block in routed_blocks(layers).values() for name in far_names(block)}
+
+
 def ranked(scores: Array, count: int) -> Array:
     """The `count` channels with the largest `scores (channels, n)` of each token, the best first.
 
@@ -86,15 +112,16 @@ def best(scores: Array, count: int) -> Array:
 def showing(
     function: MilFunction, used: Mapping[str, LabelledWeight], follows: bool = False
 ) -> MilFunction:
-    """The function with what its routers compare as outputs; `used` are its parameters by name.
+    """The function with what its routers compare as outputs, and the experts that are far; `used`
+    are its parameters by name.
 
-    If it `follows`, its routers choose by a copy of that, `followed_name`. A run may put other
-    numbers in place of the copy: weights do not depend on it."""
+    If it `follows`, its routers choose by copies of that, `followed_name`. A run may put other
+    numbers in place of a copy: weights do not depend on it otherwise."""
     for block, value in routers(function, used):
-        shown = shown_name(block)
-        function = with_output(function, value, shown)
-        if follows:
-            function = choosing_by_copy(function, value, followed_name(shown))
+        for shown, one in [(shown_name(block), value), *far_values(function, block, value)]:
+            function = with_output(function, one, shown)
+            if follows:
+                function = choosing_by_copy(function, one, followed_name(shown))
     return function
 
 
@@ -180,19 +207,38 @@ class TakenExperts:
 
     blocks: Mapping[str, RoutedBlock]
     """The blocks with experts, by the names of what a port shows of them."""
+    far: Mapping[str, RoutedBlock]
+    """Those with far experts, by the names of what it shows of these."""
     calls: dict[tuple[str, str], deque[Array]] = field(default_factory=lambda: defaultdict(deque))
     """By shard and name of what it shows: of each call, experts by token, `(n, chosen)`, the best
-    first: a Phi-MoE weighs the first one otherwise than the second."""
+    first: a Phi-MoE weighs the first one otherwise than the second. Of far experts, `(n, E)`."""
 
     @classmethod
     def of(cls, planner: Planner) -> "TakenExperts":
-        return cls(routed_blocks(planner.model.layers))
+        layers = planner.model.layers
+        return cls(routed_blocks(layers), far_blocks(layers))
 
     def note(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
         """Note what a call shows: an engine's `Watch`."""
         if name in self.blocks:
             experts = ranked(columns(value)[:, :tokens], self.blocks[name].chosen)
             self.calls[step.shard, name].append(experts)
+        elif name in self.far:
+            self.calls[step.shard, name].append(columns(value)[:, :tokens].T)
+
+    def by_name(self, shard: str) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """What the next call of a shard takes in place of its own choices, by the names of their
+        copies."""
+        ranks = {followed_name(name): partial(self.ranks, shard, name) for name in self.blocks}
+        far = {followed_name(name): partial(self.far_ones, shard, name) for name in self.far}
+        return ranks | far
+
+    def far_ones(self, shard: str, name: str, like: Tensor) -> Tensor:
+        """1 for the noted far experts of the next call, in the shape of `like`."""
+        rows = torch.from_numpy(self.calls[shard, name].popleft())
+        far = torch.zeros(like.shape[1], like.numel() // like.shape[1], dtype=like.dtype)
+        far[:, : len(rows)] = rows.T.to(like.dtype)
+        return far.reshape(like.shape)
 
     def ranks(self, shard: str, name: str, like: Tensor) -> Tensor:
         """What the next call compares in order to take the noted experts: their number for the
@@ -210,16 +256,16 @@ def show(module: Shard) -> None:
         root = block.root
         if isinstance(root, RoutedBlock) and (block is root or root.scores in block.writes):
             block.register_forward_hook(note_scores)
-            sink = ToTensor(name=shown_name(root))
-            output = Output(name=sink.name, shape=(1,), sink=sink)
-            module.outputs = (*module.outputs, output)
+            for name in (shown_name(root), *far_names(root)):
+                output = Output(name=name, shape=(1,), sink=ToTensor(name=name))
+                module.outputs = (*module.outputs, output)
 
 
 def note_scores(block: Block, given: tuple[Any, ...], _: None) -> None:
     """Keep what a block's router compared beside that of later blocks."""
     flow, root = given[0], block.root
     assert isinstance(root, RoutedBlock)
-    flow[shown_name(root)] = flow[root.scores]
+    flow.update(zip((shown_name(root), *far_names(root)), root.compared(flow), strict=True))
 
 
 def is_router(module: nn.Module) -> bool:
@@ -252,14 +298,19 @@ class Routing:
     margins: dict[int, Tensor] = field(default_factory=dict)
     """`(B, T)`."""
     experts: dict[int, Tensor] = field(default_factory=dict)
-    """The router's own choice, `(B, T, chosen)`, ascending."""
+    """The router's own choice, `(B, T, chosen)`, ascending; in the order of choice, if some are
+    far."""
+    far: dict[int, Tensor] = field(default_factory=dict)
+    """The far ones of each, bool `(B, T, chosen, E)`, of routers that have some."""
 
     @contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
         """A context: the model's routers note their choices here, and follow."""
         routers = {p: m for p, m in model.named_modules() if is_router(m)}
         for path, router in routers.items():
-            router.forward = self._forward(router, layer_of(path) or 0)
+            bounded = type(router).__name__ in ROUTERS
+            make = self._bounded_forward if bounded else self._forward
+            router.forward = make(router, layer_of(path) or 0)
         try:
             yield
         finally:
@@ -289,13 +340,46 @@ class Routing:
 
         return forward
 
+    def _bounded_forward(self, router: nn.Module, layer: int) -> Any:
+        """As `_forward`, of a router with far experts."""
+        plain = router.forward
+
+        def forward(*given: Any, **named: Any) -> Any:
+            with WatchedMixer() as mixer:
+                output = plain(*given, **named)
+            own = torch.cat(mixer.taken, -1).reshape(*self.shape, -1)
+            own_far = torch.stack(mixer.far, -2).reshape(*own.shape, -1)
+            scores = BoundedScores.of(router, output[0], self.shape)
+            self.margins[layer] = scores.margin(own, own_far)
+            self.experts[layer], self.far[layer] = own, own_far
+            followed, far = self._followed(layer, own), self._followed_far(layer, own_far)
+            other = (followed != own).any(-1) | (far != own_far).any(-1).any(-1)
+            tie = tie_of(scores.logits, scores.logits)
+            follows = other & (scores.margin(followed, far) >= -tie)
+            if not follows.any():
+                return output
+            flat = followed.flatten(0, 1), far.flatten(0, 1)
+            with WatchedMixer(follows.reshape(-1, 1), *flat):
+                return plain(*given, **named)
+
+        return forward
+
     def _followed(self, layer: int, own: Tensor) -> Tensor:
         """The port's choices `(B, T, chosen)`, and the router's `own` ones of other tokens."""
         followed = own.clone()
         for row, choices in enumerate(self.wanted):
             if layer in choices:
-                numbers, experts = choices[layer]
+                numbers, experts, _ = choices[layer]
                 followed[row, torch.from_numpy(numbers)] = torch.from_numpy(experts)
+        return followed
+
+    def _followed_far(self, layer: int, own: Tensor) -> Tensor:
+        """The port's far experts `(B, T, chosen, E)`, and the router's `own` ones of other
+        tokens."""
+        followed = own.clone()
+        for row, choices in enumerate(self.wanted):
+            if layer in choices and (far := choices[layer].far) is not None:
+                followed[row, torch.from_numpy(choices[layer].numbers)] = torch.from_numpy(far)
         return followed
 
 
@@ -333,10 +417,7 @@ class RouterScores:
             compared = slopes + getattr(router, "balancing_biases", 0)
             if name in CORRECTED:
                 compared = ranked.reshape(logits.shape)
-        largest = logits.abs().amax(-1).clamp(max=1)
-        steps = compared.abs().amax(-1).clamp(min=1)  # fp32's grow with what it holds
-        tie = torch.maximum(limits().structure.tie * largest, LEAST_TIE * steps)
-        return cls(slopes, compared, tie, *groups)
+        return cls(slopes, compared, tie_of(logits, compared), *groups)
 
     def margin(self, experts: Tensor) -> Tensor:
         """How much likelier the last of some `experts (B, T, chosen)` is than the best other one,
@@ -356,6 +437,14 @@ class RouterScores:
         opened = torch.zeros_like(needed).scatter(-1, opened, True)
         inside = by_group.masked_fill(~opened[..., None], -torch.inf).flatten(-2)
         return torch.minimum(gap(sums, slopes, opened), gap(inside, self.slopes, taken))
+
+
+def tie_of(logits: Tensor, compared: Tensor) -> Tensor:
+    """Nats within which rounding may choose otherwise, `(B, T)`, where a router compares numbers
+    that it makes of logits, both `(B, T, E)`."""
+    largest = logits.abs().amax(-1).clamp(max=1)
+    steps = compared.abs().amax(-1).clamp(min=1)  # fp32's grow with what it holds
+    return torch.maximum(limits().structure.tie * largest, LEAST_TIE * steps)
 
 
 def gap(compared: Tensor, slopes: Tensor, taken: Tensor) -> Tensor:

@@ -85,11 +85,14 @@ class ModelResults:
 
 
 def differ(theirs: Observed, ours: Choices) -> bool:
-    """Whether a port chose other experts than the model where the model is undecided."""
+    """Whether a port chose other experts than the model where the model is undecided, or others
+    are far."""
     tie = limits().structure.tie
-    for layer, (at, experts) in ours.items():
+    for layer, (at, experts, far) in ours.items():
         if layer in theirs.margins:
             near = theirs.margins[layer][at] < tie
             if (experts[near] != theirs.experts[layer][at][near]).any():
+                return True
+            if far is not None and (far[near] != theirs.far[layer][at][near]).any():
                 return True
     return False

@@ -17,7 +17,8 @@ from cetane.engine.memory import Mark
 from cetane.engine.schedule import Wanted
 from cetane.engine.session import Session, gather
 from cetane.families import Truth
-from cetane.gates.experts import Choices, best, routed_blocks
+from cetane.gates.experts import Choices, Chosen, best, far_blocks, ranked, routed_blocks
+from cetane.gates.far_experts import far_names
 from cetane.gates.heads import Rows, head_slices, shown_logits, shown_name
 from cetane.gates.probes import (
     AFTER,
@@ -160,7 +161,7 @@ def experts_taken(seen: Sequence[Seen], mode: Mode, layer: int) -> set[int]:
     taken: set[int] = set()
     for one in seen:
         if layer in one.choices and mode in one.by_mode:
-            numbers, experts = one.choices[layer]
+            numbers, experts, _ = one.choices[layer]
             taken.update(experts[np.isin(numbers, one.by_mode[mode])].ravel().tolist())
     return taken
 
@@ -200,6 +201,10 @@ class Watched:
         """The blocks with experts, by the names of what the port shows of them."""
         self.experts: dict[str, list[Array]] = {}
         """The chosen experts of each call, by these names."""
+        self.with_far = far_blocks(planner.model.layers)
+        """The blocks with far experts, by the names of what the port shows of these."""
+        self.far: dict[str, list[Array]] = {}
+        """The far experts of each call, by these names: bool `(n, E)`."""
         self.choosing: dict[str, set[Step | Route]] = {}
         """The steps that show them: calls that only fill caches may leave a layer's experts out."""
         slices = head_slices(engine.plan.functions.values())
@@ -319,8 +324,12 @@ class Watched:
         block = self.routed.get(name)
         if block is not None and value.shape[1:2] == (self.channels[block.scores],):
             scores = columns(value)[:, :tokens]
-            self.experts.setdefault(name, []).append(best(scores, block.chosen))
+            chosen = ranked if block.bounded else best
+            self.experts.setdefault(name, []).append(chosen(scores, block.chosen))
             self.choosing.setdefault(name, set()).add(step)
+        far = self.with_far.get(name)
+        if far is not None and value.shape[1:2] == (self.channels[far.scores],):
+            self.far.setdefault(name, []).append(columns(value)[:, :tokens].T > 0)
         if name in self.slices:
             self.logits.setdefault(name, []).append(shown_logits(value, self.slices[name], tokens))
         truth = self.truths.get(step, {}).get(name)
@@ -330,7 +339,7 @@ class Watched:
 
     def forget(self) -> None:
         """Forget what was seen so far."""
-        for seen in (self.seen, self.experts, self.choosing, self.logits):
+        for seen in (self.seen, self.experts, self.far, self.choosing, self.logits):
             seen.clear()
 
     def result(self) -> Seen:
@@ -382,11 +391,16 @@ class Watched:
 
     def choices(self) -> Choices:
         """The experts that the port shows, by layer, if it shows those of all tokens of a call."""
-        chosen: dict[int, tuple[Array, Array]] = {}
+        chosen: dict[int, Chosen] = {}
         for name, rows in self.experts.items():
-            calls = self.calls_of(self.choosing[name])
-            if [len(one.running.call.tokens) for one in calls] == [len(own) for own in rows]:
-                chosen[self.routed[name].layer] = self.numbers(calls), rows_of(calls, rows)
+            calls, block = self.calls_of(self.choosing[name]), self.routed[name]
+            counts = [len(one.running.call.tokens) for one in calls]
+            far = [self.far.get(name, []) for name in far_names(block)]
+            if all(counts == [len(own) for own in shown] for shown in (rows, *far)):
+                sets = [rows_of(calls, shown) for shown in far]
+                chosen[block.layer] = Chosen(
+                    self.numbers(calls), rows_of(calls, rows), np.stack(sets, 1) if sets else None
+                )
         return chosen
 
     def shown(self) -> dict[Rows, tuple[Array, Array]]:

@@ -26,12 +26,7 @@ from cetane.engine.portable import (
 )
 from cetane.engine.session import Session
 from cetane.families import SOFTPLUS_MOST, Weights
-from cetane.gates.experts import (
-    TakenExperts,
-    followed_name,
-    routed_blocks,
-    showing,
-)
+from cetane.gates.experts import TakenExperts, routed_blocks, showing
 from cetane.gates.heads import Chooser, choices, chooser, head_choices
 from cetane.gates.lost import LostNumbers, first_lost, seeking
 from cetane.gates.observe import ProbeTask, observe
@@ -44,7 +39,7 @@ from cetane.mil.constants import Constants
 from cetane.mil.index import FunctionIndex
 from cetane.mil.ops import OPS
 from cetane.mil.program import Precision, Program, StoredConstant, TensorType
-from cetane.planner import Planner
+from cetane.planner import Planner, Programs
 from cetane.schema.plan import Plan
 
 ACTIVATIONS = ("gelu", "relu", "silu")
@@ -160,9 +155,7 @@ class Packaged:
 
     def functions(self, shard: str) -> Iterator[tuple[str, FunctionIndex, Constants]]:
         """The functions of a shard's package, by name."""
-        for name, function in load(self.packages.shard(shard)).functions.items():
-            index = FunctionIndex(function)
-            yield name, index, Constants(index)
+        return indexed_functions(self.packages, shard)
 
     def scales(self, shard: str) -> dict[str, dict[str, Any]]:
         return {
@@ -221,13 +214,7 @@ class Packaged:
         return found
 
     def constants(self, shard: str) -> Iterator[Stored]:
-        graphs = {graph.function.name: graph for graph in self.planner.graphs(shard)}
-        seen: set[Any] = set()
-        for name, index, _ in self.functions(shard):
-            wanted = {}
-            if name in graphs:
-                wanted = result_names(used_in(self.planner, shard, name))
-            yield from stored_in(shard, index.function, wanted, seen)
+        return stored_constants(self.packages, self.planner, shard)
 
 
 class ArithmeticBackend(PortableBackend):
@@ -238,7 +225,7 @@ class ArithmeticBackend(PortableBackend):
     - A code of 8 bits is a whole step off where rounding moves it at all. So such caches and
       activations are unrounded, as the twin's are.
     - Near a tie of experts, either choice is right. So programs show what they chose, and may take
-      the experts of another run.
+      the experts of another run, and those that were far.
     """
 
     def __init__(
@@ -255,11 +242,7 @@ class ArithmeticBackend(PortableBackend):
     def open_in(self, shard: str, precision: Precision) -> ReferenceProgram | CompiledProgram:
         if self.taken is None or not self.taken.blocks:
             return super().open_in(shard, precision)
-        others = {
-            followed_name(name): partial(self.taken.ranks, shard, name)
-            for name in self.taken.blocks
-        }
-        return FollowingProgram(self.load(shard), precision, others)
+        return FollowingProgram(self.load(shard), precision, self.taken.by_name(shard))
 
     def load(self, shard: str) -> Program:
         program = super().load(shard)
@@ -313,8 +296,15 @@ def bounds_in(index: FunctionIndex) -> Iterator[float]:
     literals = Constants(index)
     for op in index.ops:
         softcap = op.kind == "mul" and any(index.producer(x, "tanh") for x in op.references())
-        if softcap or holds(op, index, literals):
+        if softcap or decides(op, index) or holds(op, index, literals):
             yield from numbers_of(op, literals).values()
+
+
+def decides(op: Op, index: FunctionIndex) -> bool:
+    """Whether an op makes the bound above which a tensor is larger, as that of far experts."""
+    made = tuple(value.name for value in op.outputs)
+    readers = index.readers.get(made[0], ()) if op.kind == "mul" else ()
+    return any(one.kind == "greater" and one.inputs["y"] == made for one in readers)
 
 
 def holds(op: Op, index: FunctionIndex, literals: Constants) -> bool:
@@ -371,7 +361,27 @@ def other_number(type_: TensorType, number: float) -> StoredConstant:
     return StoredConstant(type_, partial(np.full, type_.shape, number, np.float32))
 
 
-def used_in(planner: Planner, shard: str, function: str) -> dict[str, LabelledWeight]:
+def indexed_functions(
+    packages: ShardPaths, shard: str
+) -> Iterator[tuple[str, FunctionIndex, Constants]]:
+    """The functions of a shard's package, by name."""
+    for name, function in load(packages.shard(shard)).functions.items():
+        index = FunctionIndex(function)
+        yield name, index, Constants(index)
+
+
+def stored_constants(packages: ShardPaths, planner: Programs, shard: str) -> Iterator[Stored]:
+    """The constants of a shard's package that hold parameters. Shared ones come once."""
+    graphs = {graph.function.name: graph for graph in planner.graphs(shard)}
+    seen: set[Any] = set()
+    for name, index, _ in indexed_functions(packages, shard):
+        wanted = {}
+        if name in graphs:
+            wanted = result_names(used_in(planner, shard, name))
+        yield from stored_in(shard, index.function, wanted, seen)
+
+
+def used_in(planner: Programs, shard: str, function: str) -> dict[str, LabelledWeight]:
     """The parameters that a function of a shard uses, by label."""
     graph = next(g for g in planner.graphs(shard) if g.function.name == function)
     return {item.label: item for item in labelled_weights(planner, shard, graph)}

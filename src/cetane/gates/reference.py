@@ -44,7 +44,9 @@ class Observed:
     """The tokens' margins `(n,)`, by the number of a layer with experts (`Routing`). Where one is
     smaller than rounding errors, the model itself is undecided."""
     experts: dict[int, Array] = field(default_factory=dict)
-    """The experts `(n, chosen)` that each token's router chooses, by layer, ascending."""
+    """The experts `(n, chosen)` that each token's router chooses, by layer, as in `Chosen`."""
+    far: dict[int, Array] = field(default_factory=dict)
+    """Those that are far below each, bool `(n, chosen, E)`, of layers that have some."""
 
     def scaled(self, scale: float) -> "Observed":
         """The same results, with tensors `scale` times as large."""
@@ -237,6 +239,7 @@ class Reference:
                 {truth: self._given(truth, t[row, : len(one.tokens)]) for truth, t in seen.items()},
                 {layer: m[row, : len(one.tokens)].numpy() for layer, m in routing.margins.items()},
                 {layer: e[row, : len(one.tokens)].numpy() for layer, e in routing.experts.items()},
+                {layer: f[row, : len(one.tokens)].numpy() for layer, f in routing.far.items()},
             )
             for row, one in enumerate(asked)
         ]

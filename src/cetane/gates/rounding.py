@@ -60,6 +60,9 @@ class Rounding(Data):
     other_experts: float | None = None
     """The share of the choices of experts that are not those in fp32; None without experts. Tokens
     with other experts count in no cosine and no KL."""
+    other_far: float | None = None
+    """The share of the chosen experts below which others are far than in fp32; None for a model
+    without far experts (`RoutedBlock.bounded`)."""
     chooses: bool = False
     """Whether the head gives tokens and no logits."""
     other_choices: int = 0
@@ -168,6 +171,7 @@ def measure_rounding(
         kl=kl,
         finite=finite,
         other_experts=share,
+        other_far=other_far(exact.choices, rounded.choices),
         chooses=chooses,
         other_choices=others if chooses else 0,
         capacity=capacity,
@@ -181,7 +185,7 @@ def together(windows: Sequence[Rounding]) -> Rounding:
     tokens = [one.positions for one in windows]
     means = {
         name: float(np.average([getattr(one, name) for one in windows], weights=tokens))
-        for name in ("hidden_cosine", "logit_cosine", "kl", "other_experts")
+        for name in ("hidden_cosine", "logit_cosine", "kl", "other_experts", "other_far")
         if getattr(windows[0], name) is not None
     }
     sums = {"positions": sum(tokens), "other_choices": sum(one.other_choices for one in windows)}
@@ -194,12 +198,22 @@ def same_experts(exact: Choices, rounded: Choices, count: int) -> tuple[float | 
     `count` tokens have the same experts in all layers, bool `(count,)`: all, if none has."""
     same, changed = np.ones(count, bool), list[Array]()
     for layer in exact.keys() & rounded.keys():
-        at, experts = exact[layer]
-        others = (experts != rounded[layer][1]).any(1)
+        at, experts, _ = exact[layer]
+        others = (experts != rounded[layer].experts).any(1)
         same[at] &= ~others
         changed.append(others)
     share = float(np.concatenate(changed).mean()) if changed else None
     return share, same if same.any() else np.ones(count, bool)
+
+
+def other_far(exact: Choices, rounded: Choices) -> float | None:
+    """The share of the chosen experts below which rounding made others far; None without any."""
+    changed = [
+        (one.far != other.far).any(-1).ravel()
+        for layer in exact.keys() & rounded.keys()
+        if (one := exact[layer]).far is not None and (other := rounded[layer]).far is not None
+    ]
+    return float(np.concatenate(changed).mean()) if changed else None
 
 
 def judge_rounding(
@@ -211,7 +225,7 @@ def judge_rounding(
       tokens of many have hidden states that any rounding moves, but hardly the predictions.
       Attention without its factor moves the predictions most.
     - Near a tie of experts, either choice is right. So of the choices only the share of others is
-      judged.
+      judged, and that of far experts, which the rounded run takes from fp32 too.
     """
     limit = limits().fp16 if arithmetic == "fp16" else limits().ane
     for one in roundings:
@@ -220,6 +234,8 @@ def judge_rounding(
         if one.other_experts is not None:
             name = f"{start} other experts {mode}"
             yield at_most(name, one.other_experts, limit.other_experts)
+        if one.other_far is not None:
+            yield at_most(f"{start} other far experts {mode}", one.other_far, limit.other_experts)
         if one.chooses or (arithmetic == "fp16" and not one.text):
             yield at_least(f"{start} hidden cosine {mode}", one.hidden_cosine, limit.hidden_cosine)
         if one.chooses or not one.text:

@@ -10,7 +10,7 @@ the same arrays. Two kinds of constants have a rule of their own.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -59,9 +59,14 @@ def wrong_weights(port: Port, weights: Weights) -> Iterator[WrongWeight]:
 def wrong_constants(port: Port, weights: Weights, shard: str) -> Iterator[WrongWeight]:
     """The constants of a shard that are not what their format makes of their parameter. One that
     other functions hold otherwise is named with its own."""
-    compression = port.planner.recipe.compression
+    yield from wrong_among([*port.constants(shard)], weights, port.planner.recipe.compression)
+
+
+def wrong_among(
+    every: Sequence[Stored], weights: Weights, compression: Selection
+) -> Iterator[WrongWeight]:
+    """Those of all constants of a shard that are wrong, as `wrong_constants` names them."""
     encoder = encoder_of(weights, compression)
-    every = [*port.constants(shard)]
     held = Counter(stored.label for stored in every)
     for stored in every:
         problem = wrong(stored, weights, compression, encoder)
@@ -69,7 +74,9 @@ def wrong_constants(port: Port, weights: Weights, shard: str) -> Iterator[WrongW
             problem = f"in {stored.function}, {problem}"
         if problem:
             name = stored.constant.weight.name if stored.constant else ""
-            yield WrongWeight(shard=shard, label=stored.label, parameter=name, problem=problem)
+            yield WrongWeight(
+                shard=stored.shard, label=stored.label, parameter=name, problem=problem
+            )
 
 
 def encoder_of(weights: Weights, compression: Selection) -> Encoder | None:

@@ -56,7 +56,8 @@ class Recorder(TorchDispatchMode):
         """Those of the norms, in their order."""
         self.activations: list[Callable[[Tensor], Tensor]] = []
         self.bounds: list[float] = []
-        """The numbers of clamps, minima and maxima, and the factors behind a tanh."""
+        """The numbers of clamps, minima and maxima, the factors behind a tanh, and those of what
+        decides whether a tensor is larger."""
         self.roundings = 0
         """The number of tensors that are rounded to whole numbers."""
         self._names: dict[int, str] = {}
@@ -66,6 +67,8 @@ class Recorder(TorchDispatchMode):
         """The bounds of the tensors that have some."""
         self._tanhs: set[int] = set()
         """The results of every tanh."""
+        self._scaled: dict[int, float] = {}
+        """The factors of tensors that are multiplied by a number."""
         self._alive: list[Tensor] = []
         """Every named tensor, kept alive so that no other takes its address."""
 
@@ -120,12 +123,16 @@ class Recorder(TorchDispatchMode):
             self._tanhs.add(id(result))
         elif bounds:
             self._held[id(result)] = bounds
+        if func is torch.ops.aten.mul.Tensor and isinstance(args[1], int | float):
+            self._scaled[id(result)] = args[1]
         return result
 
     def _bounds_of(self, func: Any, args: tuple[Any, ...]) -> list[float]:
         """The bounds that an operation states."""
         if func in EXTREMES:
             return [self._filled[id(given)] for given in args if id(given) in self._filled]
+        if func is torch.ops.aten.gt.Tensor:
+            return [self._scaled[id(args[1])]] if id(args[1]) in self._scaled else []
         softcap = func is torch.ops.aten.mul.Tensor and id(args[0]) in self._tanhs
         if softcap or func is torch.ops.aten.clamp.default:
             return [number for number in args[1:] if isinstance(number, int | float)]

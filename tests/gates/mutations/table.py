@@ -25,6 +25,7 @@ from cetane.engine.slots import EMPTY, call_slots
 from cetane.families import zaya_departures
 from cetane.families.alibi import BloomBlock
 from cetane.families.attention import ListedNorms, StackedNorms, UnitNorm
+from cetane.families.axes import Axes
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
 from cetane.families.delta import DeltaNet
@@ -36,6 +37,7 @@ from cetane.families.layers import CausalTaps, LayerNorm, Norm, RMSNorm, normali
 from cetane.families.mamba2 import GroupNorm, Mamba2
 from cetane.families.matrices import Decays
 from cetane.families.model import Matrix
+from cetane.families.phimoe import SparseMixture
 from cetane.families.rotary import RotaryTable
 from cetane.families.selective_scan import NORMS, SelectiveScan
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Mask
@@ -1493,6 +1495,61 @@ def _(port: AuthoredPort) -> None:
         raise Inapplicable
     for experts in bounded:
         experts.limit = 1e4
+
+
+def sparse_mixtures(port: AuthoredPort) -> Iterator[Any]:
+    """The blocks of which a token's experts share weights with those near them."""
+    blocks = [block for block in mixtures(port) if block.bounded]
+    if not blocks:
+        raise Inapplicable
+    yield from blocks
+
+
+@mutation("experts twice as far below are near", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in sparse_mixtures(port):
+        block.mixture = replace(block.mixture, near=2 * block.mixture.near)
+
+
+@mutation("experts a hundredth farther below are near", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in sparse_mixtures(port):
+        block.mixture = replace(block.mixture, near=1.01 * block.mixture.near)
+
+
+@mutation("no expert is near", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in sparse_mixtures(port):
+        block.mixture = replace(block.mixture, near=0.0)
+
+
+@mutation("all experts are near", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in sparse_mixtures(port):
+        block.mixture = replace(block.mixture, near=1e4)
+
+
+@mutation("the second expert shares its weight with the first", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in sparse_mixtures(port):
+        block.mixture = OpenMixture(**vars(block.mixture))
+
+
+class OpenMixture(SparseMixture):
+    def share(self, logits: Tensor, taken: Tensor, open_to: Tensor | None = None) -> Tensor:
+        return super().share(logits, taken)
+
+
+@mutation("the first expert is the second best", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in sparse_mixtures(port):
+        block.mixture = SwappedMixture(**vars(block.mixture))
+
+
+class SwappedMixture(SparseMixture):
+    def taken(self, logits: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
+        first, second = super().taken(logits, axes)
+        return second, first
 
 
 @mutation("sinks of attention left out", "reading")

@@ -18,6 +18,7 @@ Cause = Literal[
     "contract",
     "fp16 range",
     "attention",
+    "experts",
     "compression",
     "residency",
 ]

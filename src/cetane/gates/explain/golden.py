@@ -17,6 +17,7 @@ from cetane.gates.explain.graph import wrong_graph
 from cetane.gates.explain.mends import better_weights
 from cetane.gates.explain.weights import other_base, wrong_weights
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
+from cetane.gates.limits import limits
 from cetane.gates.manifest import OTHER_PLAN, OTHER_TAGS, other_parts
 from cetane.gates.reference import Reference, decoder_of, reference_of
 from cetane.gates.rounding import QUANTIZED, Rounding, judge_rounding
@@ -102,9 +103,12 @@ def beyond_fp16(
     fp16."""
     largest = max(verdict.ranges, key=lambda one: one.largest)
     worse = spoiled("fp16", verdict)
+    others = other_choices("fp16", verdict)
     where = next((one.where for one in worse if one.where), largest.block)
     modes = dict.fromkeys(one.mode for one in worse)
     scale = planner.model.residual_scale
+    if largest.largest <= NEAR_LIMIT and others is not None:
+        return others
     if largest.largest <= NEAR_LIMIT:
         lost = f"an op inside leaves fp16's range. {REPORT}"
         if all(one.finite for one in worse):
@@ -184,6 +188,9 @@ def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
             f"({lost.mode}) has infinity or NaN in an ANE's arithmetic, and not in fp32: an op "
             f"inside leaves fp16's range. {REPORT}.",
         )
+    others = other_choices("ane", verdict)
+    if others is not None:
+        return others
     worst = min(worse, key=lambda one: one.logit_cosine)
     return Explanation(
         cause="attention",
@@ -192,6 +199,26 @@ def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
         f"of attention as zero, since they are small: KL {worst.kl:.2g} from the same programs in "
         "fp32. The family must multiply softmax's weights by a power of two: "
         f"{documentation('explanation/precision.md')} says why.",
+    )
+
+
+def other_choices(arithmetic: Literal["fp16", "ane"], verdict: GoldenResult) -> Explanation | None:
+    """The explanation of an arithmetic that spoils routers: of the worst mode. None if it changes
+    few choices, or gives infinity or NaN."""
+    worse = spoiled(arithmetic, verdict)
+    most = getattr(limits(), arithmetic).other_experts
+    shares = [(max(one.other_experts or 0, one.other_far or 0), one) for one in worse]
+    share, one = max(shares, key=lambda pair: pair[0])
+    if share <= most or not all(other.finite for other in worse):
+        return None
+    kind = "which experts are far" if share == one.other_far else "the choice of experts"
+    said = {"fp16": "Rounding to fp16", "ane": "An ANE's arithmetic"}[arithmetic]
+    return Explanation(
+        cause="experts",
+        where=f"the {one.mode} functions",
+        sentence=f"{said} changes {kind} in {share:.0%} of all cases ({one.mode}), and near ties "
+        f"explain {most:.0%} at most: the logits of routers lose digits, or the model hardly "
+        "prefers any expert. No recipe mends that.",
     )
 
 
