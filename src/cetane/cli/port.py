@@ -105,15 +105,16 @@ def port(
     with progress("plan"):  # which imports for seconds
         from cetane.cli.plan_tables import show as show_plan
         from cetane.gates.residency.target import DEFAULT_OS
-        from cetane.pipeline.plan import planner_for
-        from cetane.pipeline.port import port_request, residency_for
         from cetane.pipeline.request import make_request
 
-        asked = residency_for(chip, os or DEFAULT_OS, require_residency)
         changes = ({} if quality is None else {"quality": quality}) | parse_changes(settings)
         request = make_request(
             model, recipe, context, bits, changes, budget, lora, parse_adapters(adapter), text
         )
+        from cetane.pipeline.plan import planner_for
+        from cetane.pipeline.port import port_request, residency_for
+
+        asked = residency_for(chip, os or DEFAULT_OS, require_residency)
         plan = planner_for(request, asked.target if asked.named else None).plan()
     if not json:
         show_plan(plan, chip, tables=verbose)
