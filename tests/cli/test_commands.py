@@ -247,6 +247,7 @@ def test_a_named_chip_that_decides_nothing(
     assert audited.json["target"]["chip"] == "a19-pro"
     required = cetane(*port)
     assert required.code == 1 and "golden gate: pass" in required.out
+    assert " ".join(required.err.split()).count("weights are read off the ANE") == 1
     assert required.out.splitlines()[-1] == f"next: cetane {details}"
 
 

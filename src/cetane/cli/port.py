@@ -200,7 +200,9 @@ def show_residency(result: PortResult, named: bool) -> None:
         return
     if audit.tiny:
         say_wrapped(f"{judged}: so small a model stays on the CPU, by the rule tiny-program")
-    for reason in audit.reasons:
+    why = result.explanation
+    explained = why is not None and why.cause == "residency"
+    for reason in audit.reasons[explained:]:  # the explanation tells the first
         warn_wrapped(f"{judged}: {reason}")
     if not named:
         say_wrapped(
