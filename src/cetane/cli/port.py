@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from cetane.gates.explain import Explanation
     from cetane.pipeline.port_result import PortResult
 
+NO_WRONG_OP = ("compression", "weights")
+"""Causes of a red gate where cetane diff finds no op: the explanation says all there is."""
 RequireResidency = Annotated[
     bool | None,
     typer.Option(
@@ -175,8 +177,8 @@ def show(result: PortResult, seconds: float, named: bool, fix: bool, verbose: bo
         say_next_run(path)
     elif result.golden.passed:  # only residency is red
         say_next(*audit_words(result))
-    elif result.explanation is None or result.explanation.cause != "compression":
-        say_next("diff", path, "--model", result.bundle.manifest.source)  # else no op is wrong
+    elif result.explanation is None or result.explanation.cause not in NO_WRONG_OP:
+        say_next("diff", path, "--model", result.bundle.manifest.source)
 
 
 def show_mend(why: Explanation | None, fix: bool) -> None:
