@@ -2,9 +2,9 @@
 
     python scripts/train_zaya_tiny.py --minutes 16
 
-The parameters are transformers' own module; `forward` is its mathematics over a batch of equally
-long sequences, with experts on sorted tokens, several times as fast on a CPU. At the end the saved
-checkpoint goes through transformers and through cetane's authored engine, and must agree.
+The parameters are transformers' own module. `forward` is its mathematics over a batch of equally
+long sequences, with experts on sorted tokens. It is several times as fast on a CPU. At the end the
+saved checkpoint goes through transformers and through cetane's authored engine, and must agree.
 
 Text: Python's standard library (PSF licence), without tests and tables.
 """

@@ -45,6 +45,8 @@ COMMANDS = {
     "doctor": ["doctor"],
     "lab list": ["lab", "list"],
     "lab show": ["lab", "show", "duo-attention"],
+    "no bundle": ["validate", "nothing"],
+    "no package": ["diff", "nothing", "none"],
 }
 REPORT = "import sys, json; print(json.dumps(sorted(m.partition('.')[0] for m in sys.modules)))"
 
@@ -72,14 +74,24 @@ def test_nothing_is_told_to_anybody(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
-def test_a_light_command(arguments: list[str], tmp_path: Path) -> None:
+def imported_by(arguments: list[str], folder: Path) -> set[str]:
+    """The top-level modules that a command has imported when it ends."""
     code = (
         "import sys\nfrom cetane.cli import main\n"
         f"sys.argv = ['cetane', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass"
     )
-    assert not imported(code, tmp_path) & SLOW
+    return imported(code, folder)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
+def test_a_light_command(arguments: list[str], tmp_path: Path) -> None:
+    assert not imported_by(arguments, tmp_path) & SLOW
+
+
+@pytest.mark.parametrize("command", ["plan", "port"])
+def test_no_model(command: str, tmp_path: Path) -> None:
+    assert not imported_by([command, "nothing"], tmp_path) & (SLOW - {"numpy"})
 
 
 def test_a_verdict_is_told_without_what_judges(tmp_path: Path) -> None:

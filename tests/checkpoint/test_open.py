@@ -132,6 +132,16 @@ def test_no_such_path(source: str, hub: list[str]) -> None:
     assert not hub
 
 
+def test_a_folder_of_the_hubs_cache_leads_to_its_snapshot(folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "models--org--model"
+    (model / "refs").mkdir(parents=True)
+    with pytest.raises(CetaneError, match=r"has no config.json \(give the folder that holds it\)"):
+        open_checkpoint(model)
+    shutil.copytree(folder, model / "snapshots/0123abcd")
+    with pytest.raises(CetaneError, match=rf"\(give {model}/snapshots/0123abcd\)"):
+        open_checkpoint(model)
+
+
 def test_an_empty_name_is_not_the_current_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

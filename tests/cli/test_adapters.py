@@ -22,7 +22,7 @@ def test_inspect(cetane: Any, adapted: Any) -> None:
 
 def test_plan_and_info_say_what_they_cost(cetane: Any, adapted: Any) -> None:
     shown = cetane("info", str(adapted.bundle.path)).out
-    assert "adapter dora: rank 2, DoRA, 0.0 MB more, 2 functions" in shown
+    assert "adapter dora: rank 2, DoRA, 0.001 MB more, 2 functions" in shown, shown
     assert "adapters share the weights, which each package stores once" in shown
     folder = adapted.folders["plain"]
     shown = cetane("plan", str(adapted.base), "--context", "64", "--adapter", f"sql={folder}").out

@@ -25,6 +25,7 @@ from cetane.cli.port import show_mend
 from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
+from cetane.gates.weights import READING, WrongWeight
 from cetane.hardware.chips import ChipFigure, find_chip
 from cetane.lab.models import zaya_tiny
 from cetane.planner import Encoder
@@ -211,6 +212,13 @@ def test_port(
     assert costly.code == 1 and "compression: " in costly.err
     assert "next: " not in costly.out  # no op is wrong
     assert "--fix" not in costly.out  # a smaller promise mends nothing
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    other = WrongWeight(shard=READING, label="stop tokens", parameter="", problem="[0] for [1]")
+    monkeypatch.setattr("cetane.gates.files_read.other_tokens", lambda *_: ([other], []))
+    misread = cetane(*port)
+    assert misread.code == 1 and "weights: cetane reads the stop tokens" in misread.err
+    assert "next: " not in misread.out
 
 
 @pytest.mark.parametrize("fix", [False, True])
@@ -247,6 +255,7 @@ def test_a_named_chip_that_decides_nothing(
     assert audited.json["target"]["chip"] == "a19-pro"
     required = cetane(*port)
     assert required.code == 1 and "golden gate: pass" in required.out
+    assert " ".join(required.err.split()).count("weights are read off the ANE") == 1
     assert required.out.splitlines()[-1] == f"next: cetane {details}"
 
 

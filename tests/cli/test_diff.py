@@ -135,7 +135,7 @@ def test_the_tolerance_and_the_length_of_lists(cetane: Cetane, packages: dict[st
         (None, [], "nothing to compare"),
         ("wrong", ["--function", "prefill"], "no function 'prefill'; it has main"),
         (None, ["--model", "nothing"], "is not a bundle"),
-        ("nothing", [], "is not a Core ML package"),
+        ("nothing", [], "does not exist"),
         ("wrong", ["--inputs", "nothing.npz"], "not a readable .npz"),
     ],
 )

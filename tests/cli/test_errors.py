@@ -507,8 +507,8 @@ def test_a_text_that_is_not_there(cetane: Cetane, ported: Bundle, tmp_path: Path
     assert "no.txt" in message
 
 
-def test_a_model_that_nothing_is_compared_with(cetane: Cetane) -> None:
-    error = cetane("eval", "bundle", "--model", "model").error
+def test_a_model_that_nothing_is_compared_with(cetane: Cetane, ported: Bundle) -> None:
+    error = cetane("eval", ported.path, "--model", "model").error
     assert error == "--model is for --against reference"
 
 
@@ -669,7 +669,7 @@ def test_a_recipe_names_no_other_folder(
     assert told == "recipe x/../../../y: no name for a folder"
 
 
-def test_a_wrong_choice_is_told_without_words_of_pydantic(cetane: Cetane) -> None:
-    wrong = cetane("train-head", "bundle", "frob")
+def test_a_wrong_choice_is_told_without_words_of_pydantic(cetane: Cetane, ported: Bundle) -> None:
+    wrong = cetane("train-head", ported.path, "frob")
     assert wrong.code == 2
     assert "'KIND': 'frob' is not one of 'medusa', 'eagle3'" in wrong.error

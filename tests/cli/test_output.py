@@ -11,8 +11,10 @@ import pytest
 import typer
 from rich.console import Console
 from rich.text import Text
+from tests.conftest import build_tokenizer
 from typer.testing import CliRunner
 
+from cetane.checkpoint import Tokenizer
 from cetane.cli import fail, output
 from cetane.cli.app import COMMANDS, app
 from cetane.gates.residency.target import DEFAULT_OS
@@ -186,17 +188,42 @@ def test_a_first_run_says_that_it_compiles(kept: bool, monkeypatch: pytest.Monke
     assert told == ([] if kept else ["compiling, once on this machine"])
 
 
-@pytest.mark.parametrize(("chats", "how"), [(True, "--chat"), (False, "'Once upon a time'")])
+REFUSAL = "{{ raise_exception('no') }}"
+IDS = ",".join(map(str, build_tokenizer()("Once upon a time").input_ids))
+
+
+@pytest.mark.parametrize(
+    ("template", "remark", "how"),
+    [
+        (None, "", "'Once upon a time'"),
+        ("{{ messages[0].content }}", "", "--chat"),
+        ("{% if messages[0].role != 'system' %}" + REFUSAL + "{% endif %}", "/system", "--chat"),
+        (
+            "{% if messages[0].content is string %}" + REFUSAL + "{% endif %}",
+            "tokens",
+            f"--prompt-ids {IDS}",
+        ),
+    ],
+    ids=["base", "chat", "system", "parts"],
+)
 def test_a_bundle_is_run_as_its_model_can(
-    chats: bool, how: str, monkeypatch: pytest.MonkeyPatch
+    template: str | None, remark: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A base model has no template for a conversation."""
-    tokenizer = SimpleNamespace(has_chat_template=chats)
+    backend = build_tokenizer().backend_tokenizer
+    tokenizer = Tokenizer(backend, {}, (), template)
     monkeypatch.setattr("cetane.bundle.Bundle", lambda _: SimpleNamespace(tokenizer=tokenizer))
     file = io.StringIO()
     monkeypatch.setattr(output, "console", Console(file=file))
     output.say_next_run(Path("tiny"))
-    assert file.getvalue() == f"next: cetane run tiny {how}\n"
+    *remarks, last = file.getvalue().splitlines()
+    assert last == f"next: cetane run tiny {how}"
+    assert remark in "".join(remarks) and bool(remarks) == bool(remark)
+
+
+@pytest.mark.parametrize(("count", "told"), [(400, "0.000 MB"), (34_000, "0.034 MB"),
+                                             (1_250_000, "1.2 MB")])  # fmt: skip
+def test_a_tiny_model_has_a_size_too(count: int, told: str) -> None:
+    assert output.megabytes(count) == told
 
 
 HOSTILE = "a\x1b[2Jb\x1b]0;owned\x07\u202ec"

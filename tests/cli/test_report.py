@@ -66,9 +66,9 @@ def test_an_experiments_page(cetane: Cetane, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_there(cetane: Cetane, tmp_path: Path, arguments: list[str], said: str) -> None:
-    page = tmp_path / "page.html"
+    page = tmp_path / "folder/page.html"
     assert said in cetane("report", *arguments, "-o", page).error
-    assert not page.exists()
+    assert not page.parent.exists()
 
 
 def test_a_place_that_takes_no_files_has_the_name_that_was_given(cetane: Cetane) -> None:

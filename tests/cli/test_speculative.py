@@ -304,6 +304,24 @@ def test_bad_benches(cetane: Cetane, ported: Bundle, options, message: str) -> N
     assert message in cetane("bench", ported.path, *options).error
 
 
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("bench", ("bench", "--drafters", "oracle")),
+        ("language_model", ("run", "Hi", "--speculative", "eagle3")),
+    ],
+    ids=["bench", "run"],
+)
+def test_a_drafter_is_looked_for_before_the_bundle_opens(
+    cetane: Cetane, ported: Bundle, module: str, command: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    name = f"cetane.pipeline.{module}.open_engine"
+    monkeypatch.setattr(name, lambda *_: pytest.fail("it opened"))
+    found = cetane(command[0], ported.path, *command[1:])
+    assert "no drafter 'oracle'" in found.error or "no eagle3 draft head" in found.error
+
+
 def test_a_prompt_that_is_longer_than_the_context(
     cetane: Cetane, ported: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -446,6 +446,7 @@ def test_the_script_compiles_what_is_not_compiled(
     (tools / "xcrun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     names = {path.stem for path in folder.glob("*.mlpackage")}
+    assert names
     for _ in range(2):
         subprocess.run(["sh", "compile.sh"], cwd=folder, check=True)
         assert {path.stem for path in folder.glob("*.mlmodelc")} == names

@@ -8,7 +8,7 @@ import pytest
 from safetensors import SafetensorError
 
 from cetane.errors import CetaneError
-from cetane.files import check_space, disk_errors
+from cetane.files import check_space, check_writable, disk_errors, make_folder_of
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,15 @@ def test_a_disk_with_too_little_space(
     check_space(tmp_path, free)
     with pytest.raises(CetaneError, match=rf": {told} \("):
         check_space(tmp_path, needed)
+
+
+def test_a_check_leaves_no_folder(tmp_path: Path) -> None:
+    """What is to be written may be refused before there is anything to write."""
+    page, under_a_file = tmp_path / "a/b/page.html", tmp_path / "file/a/page.html"
+    check_writable(page)
+    assert not list(tmp_path.iterdir())
+    make_folder_of(page)
+    assert page.parent.is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(CetaneError, match="Not a directory"):
+        check_writable(under_a_file)

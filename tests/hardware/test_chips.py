@@ -15,6 +15,7 @@ def test_the_shipped_chips() -> None:
         for quantity in ("stream", "compute", "program_bytes", "programs", "states", "notch"):
             figure = chip.figure(quantity)
             assert figure.value > 0 and figure.source and figure.date
+            assert "; " not in figure.source  # it stands between the parts of a reason
     assert chips["m4-max"].figure("stream").value == 118.9
 
 

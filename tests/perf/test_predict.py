@@ -209,8 +209,8 @@ def test_calls_for_a_prompt_have_no_head(tiny: UnreadCheckpoint, predictor: Pred
 
 
 def test_calls_for_a_prompt_skip_layers_that_only_read_caches(predictor: Predictor) -> None:
-    """The 15 layers of Gemma 4 E2B that keep caches, as `Decoder` counts them; the last 20 keep
-    none, so a prompt's calls need no tensor that only these read."""
+    """The 15 layers of Gemma 4 E2B that keep caches, as `Decoder` counts them. The last 20 keep
+    none: a prompt's calls need no tensor that only these read."""
     content = {
         "layout": {"kind": "chunks", "cuts": (14,)},
         "compression": {"default": "palette4-kmeans-group32"},

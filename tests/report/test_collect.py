@@ -35,6 +35,7 @@ from cetane.report.verdicts import outcome_word
 
 def test_every_op_of_the_packages_is_on_the_map(full: BundleReport, judged: Bundle) -> None:
     """Counted by coremltools' own reader of the packages."""
+    assert [mapped.mode for mapped in full.residency.maps] == [*judged.plan.modes]
     for mapped in full.residency.maps:
         kinds: Counter[str] = Counter()
         for step in judged.plan.modes[mapped.mode].steps:

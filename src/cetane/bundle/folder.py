@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
 from cetane.bundle.listed import ListedFolder
-from cetane.bundle.no_bundle import no_bundle
+from cetane.bundle.no_bundle import refuse_no_bundle
 from cetane.bundle.tables import Tables, TokenRows
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
@@ -23,7 +23,6 @@ from cetane.files import (
     LARGEST,
     READ_ONLY,
     disk_errors,
-    is_file,
     read_json,
     regular_files,
     write_json,
@@ -64,8 +63,7 @@ class Bundle(ListedFolder[Manifest]):
         """Raises CetaneError for an incomplete bundle, a link, and a damaged or hostile
         manifest."""
         path = Path(path)
-        if not is_file(path / MANIFEST):
-            raise no_bundle(path)
+        refuse_no_bundle(path)
         regular_files(path)
         super().__init__(path, Manifest)
         counted = self.plan.recipe.compression.sensitivity

@@ -11,7 +11,12 @@ from cetane.checkpoint.checkpoint import Checkpoint
 from cetane.checkpoint.dtypes import to_torch
 from cetane.checkpoint.experts import stack_experts
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
-from cetane.checkpoint.safetensors_files import folder_tensors, gguf_hint, read_header
+from cetane.checkpoint.safetensors_files import (
+    folder_tensors,
+    gguf_hint,
+    read_header,
+    snapshot_hint,
+)
 from cetane.checkpoint.stored_tensors import (
     Identity,
     JoinedTensor,
@@ -142,7 +147,7 @@ class SafetensorsCheckpoint(Checkpoint):
             refuse_bundle(folder)
             raise CetaneError(
                 f"{folder} has no config.json",
-                gguf_hint(folder) or "give the folder that holds config.json",
+                gguf_hint(folder) or snapshot_hint(folder) or "give the folder that holds it",
             )
         tensors = folder_tensors(folder) if weights is None else read_header(weights)
         return cls(source or str(weights or folder), folder, tensors)

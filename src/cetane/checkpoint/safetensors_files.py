@@ -72,6 +72,13 @@ def gguf_hint(folder: Path) -> str | None:
     return f"open {ggufs[0]} itself" if ggufs else None
 
 
+def snapshot_hint(folder: Path) -> str | None:
+    """The hint for a model's folder in the hub's cache, which holds one for each commit; None for
+    any other folder."""
+    configs = sorted(folder.glob("snapshots/*/config.json"))
+    return f"give {configs[-1].parent}" if configs else None
+
+
 def _is_whole(files: list[Path]) -> bool:
     """Whether files are one model: a single file, or all shards by their names."""
     shards = [shard for file in files if (shard := shard_of_name(file.name))]

@@ -28,8 +28,9 @@ def add_head(
     layers. Bits may differ. An added draft head replaces an earlier one of its kind. Exit code 1
     when the golden gate of one fails: then an earlier one stays.
     """
-    from cetane.pipeline.draft_head import add_draft_heads
 
     with progress("add a draft head") as update:
+        from cetane.pipeline.draft_head import add_draft_heads  # which imports for seconds
+
         added = add_draft_heads(bundle, trained, model=model, progress=update)
     conclude(added, json, lambda result: show_all(result.heads, bundle))

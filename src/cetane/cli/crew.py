@@ -1,10 +1,10 @@
 """The workers and the store of a command, and what it says of them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from cetane.cli.output import warn
+from cetane.cli.output import progress, warn
 
 if TYPE_CHECKING:
     from cetane.tasks.workers import Workers
@@ -21,7 +21,9 @@ def crew(
     from cetane.store.settings import shared_url
     from cetane.tasks.workers import open_workers
 
-    with open_workers(count, scheduler, store) as workers:
+    with ExitStack() as stack:
+        with nullcontext() if scheduler is None else progress(f"waiting for {scheduler}"):
+            workers = stack.enter_context(open_workers(count, scheduler, store))
         if (url := shared_url()) is not None:
             warn(f"store: {url}")
         if workers is not None and workers.dashboard is not None:

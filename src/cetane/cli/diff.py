@@ -12,6 +12,7 @@ SecondOption = Annotated[
     Path | None,
     typer.Argument(
         metavar="SECOND",
+        exists=True,
         help="The side to judge; by default the first side, at another precision.",
     ),
 ]
@@ -45,7 +46,10 @@ ToleranceOption = Annotated[
 
 def diff(
     first: Annotated[
-        Path, typer.Argument(metavar="FIRST", help="The correct side: a package or a bundle.")
+        Path,
+        typer.Argument(
+            metavar="FIRST", exists=True, help="The correct side: a package or a bundle."
+        ),
     ],
     second: SecondOption = None,
     model: ModelOption = None,
@@ -62,10 +66,11 @@ def diff(
     that err. Exit code 1 if anything differs by more than the tolerance.
     """
     from cetane.cli.diff_tables import show
-    from cetane.mil.comparison import TOLERANCE
-    from cetane.pipeline.diff import diff as compare
 
     with progress("diff") as update:
+        from cetane.mil.comparison import TOLERANCE
+        from cetane.pipeline.diff import diff as compare  # which imports for seconds
+
         result = compare(
             first, second, model=model, function=function, precision=precision, inputs=inputs,
             tolerance=TOLERANCE if tolerance is None else tolerance, progress=update,

@@ -69,9 +69,9 @@ def export(
 
 def as_onnx(source: Path, output: Path, json: bool) -> NoReturn:
     """Write every function as an ONNX file, and print how onnxruntime judged them."""
-    from cetane.pipeline.export import export_onnx
-
     with progress("export") as update:
+        from cetane.pipeline.export import export_onnx  # which imports for seconds
+
         folder = export_onnx(source, output, progress=update)
     conclude(folder, json, show_onnx)
 
@@ -88,9 +88,9 @@ def show_onnx(folder: "OnnxFolder") -> None:
 
 def as_contract(source: Path, output: Path, json: bool) -> None:
     """Write the packages with their contract and a host."""
-    from cetane.pipeline.export import export_contract
-
     with progress("export") as update:
+        from cetane.pipeline.export import export_contract  # which imports for seconds
+
         folder = export_contract(source, output, progress=update)
     if json:
         print_json({"folder": str(folder)})
@@ -110,10 +110,10 @@ def for_runtime(
     json: bool,
 ) -> NoReturn:
     """Write an app's folder or one package of it, and print how to compile it or its problems."""
-    from cetane.pipeline.export import export_runtime
-    from cetane.pipeline.replacement import replace_package
-
     with progress("export") as update:
+        from cetane.pipeline.export import export_runtime  # which imports for seconds
+        from cetane.pipeline.replacement import replace_package
+
         if package is None:
             folder = export_runtime(
                 source, output, runtime, model=model, lora=lora, progress=update
@@ -149,9 +149,10 @@ def as_coreai(
 ) -> NoReturn:
     """Write a folder for Apple's Core AI runner, and print how its runtime judged it here."""
     from cetane.cli.gate_tables import show_checks
-    from cetane.pipeline.export import export_coreai
 
     with progress("export") as update:
+        from cetane.pipeline.export import export_coreai  # which imports for seconds
+
         folder = export_coreai(source, output, model=model, lora=lora, progress=update)
     if json:
         print_json(

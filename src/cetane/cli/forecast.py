@@ -97,7 +97,8 @@ def show_memory(forecast: Forecast) -> None:
     held, most = forecast.held, forecast.chip.most_memory
     if most is None:
         return
-    used = f"{held / 1e9:.1f} GB of weights and caches"
+    size = megabytes(held) if held < 1e9 else f"{held / 1e9:.1f} GB"
+    used = f"{size} of weights and caches"
     phones = f"iPhone with an {forecast.chip.name}"
     if held > most:
         show_warnings([f"{used} are more than the {most >> 30} GB of every {phones}"])
@@ -115,8 +116,9 @@ def show_residency(residency: PlannedResidency, speeds: bool) -> None:
     if risks:
         say_wrapped(f"risk, {audit.basis}: {', '.join(risks)}; see cetane audit --explain RULE")
     if not audit.passed:
-        named = f"residency, {audit.basis} for {audit.target}: FAIL"
-        show_warnings(f"{named}: {reason}" for reason in audit.reasons)
+        named = f"residency, {audit.basis} for {audit.target}"
+        others = audit.reasons[1:]  # the explanation tells the first
+        show_warnings([f"{named}: FAIL", *(f"{named}: {reason}" for reason in others)])
         show_why(residency.explanation)
         if residency.newer_system is None:
             alone = "; predicted speeds are those of the ANE alone" if speeds else ""

@@ -59,10 +59,11 @@ def heads(
     heads on texts that hide pass keys. It judges several shares of them on other such texts. A
     recipe then names the file.
     """
-    from cetane.pipeline.heads import find_heads
-    from cetane.pipeline.request import make_request
 
     with progress("heads") as update:
+        from cetane.pipeline.heads import find_heads  # which imports for seconds
+        from cetane.pipeline.request import make_request
+
         result = find_heads(
             make_request(model, recipe, context), output, method.value, tokens, texts, keys, steps,
             progress=update,

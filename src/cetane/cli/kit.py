@@ -30,10 +30,10 @@ def kit(
     The Mac needs no cetane: only Python, numpy and coremltools. Unpack it there, run `uv run
     measure.py`, and bring its measurements.json back to `cetane import`.
     """
-    from cetane.pipeline.kit import make_kit
-
     bundles = [bundle, *([other] if other else [])]
     with progress("kit") as update:
+        from cetane.pipeline.kit import make_kit  # which imports for seconds
+
         made = make_kit(bundles, output, progress=update)
     if json:
         print_json(made.as_json())

@@ -120,7 +120,7 @@ def show(name: Name, lab: FolderOption = USUAL_FOLDER, json: Json = False) -> No
 @command("new wider-heads")
 def new(name: Name, lab: FolderOption = USUAL_FOLDER, json: Json = False) -> None:
     """Start an experiment: a file to fill in."""
-    from cetane.files import check_writable, write_text
+    from cetane.files import make_folder_of, write_text
     from cetane.lab.new import template
 
     path = lab / f"{name}.toml"
@@ -129,7 +129,7 @@ def new(name: Name, lab: FolderOption = USUAL_FOLDER, json: Json = False) -> Non
     if name in open_lab(lab, new=True).files():  # the new one would hide it and its runs
         raise CetaneError(f"{name} is an experiment of cetane's own", "choose another id")
     content = template(name, str(path))
-    check_writable(path)
+    make_folder_of(path)
     write_text(path, content)
     if json:
         print_json({"experiment": str(path)})
@@ -281,12 +281,12 @@ def report(
     json: Json = False,
 ) -> None:
     """Write the decision log from the experiments and the journal."""
-    from cetane.files import check_writable, write_text
+    from cetane.files import make_folder_of, write_text
     from cetane.lab.document import markdown
 
     opened = open_lab(lab)
     output = lab / "decision-log.md" if output is None else output
-    check_writable(output)
+    make_folder_of(output)
     write_text(output, markdown(opened.logged(), opened.journal))
     if json:
         print_json({"page": str(output)})

@@ -17,7 +17,17 @@ Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="A Hugging Face folder, a GGUF file, or a hub id."),
 ]
-BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.")]
+
+
+def a_bundle(path: Path) -> Path:
+    """The path of a bundle; CetaneError for any other, before a command imports for seconds."""
+    from cetane.bundle.no_bundle import refuse_no_bundle
+
+    refuse_no_bundle(path)
+    return path
+
+
+BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.", callback=a_bundle)]
 Checkpoint = Annotated[
     str | None,
     typer.Option("--model", help="The checkpoint, if it has moved since the build."),

@@ -7,7 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
@@ -19,10 +19,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from cetane.errors import escaped
+from cetane.errors import CetaneError, escaped
 
 if TYPE_CHECKING:
     from cetane.bundle import Bundle
+    from cetane.checkpoint import Tokenizer
     from cetane.files import Progress
 
 console = Console(highlight=False, emoji=False)
@@ -31,6 +32,8 @@ LINE_EVERY = 5.0
 """Seconds between two lines of progress, without a terminal."""
 FIRST_LINE_AFTER = 2.0
 """Seconds until the first line of progress, without a terminal: a job that is silent gets one."""
+START = "Once upon a time"
+"""A text that any model continues."""
 
 
 class Unbroken(str):
@@ -106,11 +109,32 @@ def say_bundle(bundle: "Bundle", kept: bool, then: str = "") -> None:
 
 
 def say_next_run(folder: Path) -> None:
-    """Print the command that runs a bundle: a conversation, if its model has a template for one."""
+    """Print the command that runs a bundle: a conversation, if its model has a template for one.
+
+    Some templates refuse a question without a system text, and some a question that is text.
+    """
     from cetane.bundle import Bundle
 
-    chats = Bundle(folder).tokenizer.has_chat_template
-    say_next("run", folder, "--chat" if chats else "Once upon a time")
+    tokenizer = Bundle(folder).tokenizer
+    system, question = ({"role": role, "content": "Hello"} for role in ("system", "user"))
+    if not tokenizer.has_chat_template:
+        say_next("run", folder, START)
+    elif renders(tokenizer, question):
+        say_next("run", folder, "--chat")
+    elif renders(tokenizer, system, question):
+        say("its chat template wants a system text before questions: begin with /system TEXT")
+        say_next("run", folder, "--chat")
+    else:
+        say("its chat template refuses questions as texts, so tokens are given instead")
+        say_next("run", folder, "--prompt-ids", ",".join(map(str, tokenizer.encode(START))))
+
+
+def renders(tokenizer: "Tokenizer", *messages: dict[str, str]) -> bool:
+    """Whether a chat template takes a conversation."""
+    with suppress(CetaneError):
+        tokenizer.render_chat(messages)
+        return True
+    return False
 
 
 def command(*words: object, options: Mapping[str, object] | None = None) -> str:
@@ -314,5 +338,5 @@ def with_unit(value: float | None, unit: str) -> str | None:
 
 
 def megabytes(count: float) -> str:
-    """A number of bytes in megabytes, with its unit."""
-    return f"{count / 1e6:.1f} MB"
+    """A number of bytes in megabytes, with its unit. Those of tiny models need more digits."""
+    return f"{count / 1e6:.{1 if count >= 1e6 else 3}f} MB"

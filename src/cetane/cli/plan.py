@@ -71,7 +71,6 @@ def plan(
         raise CetaneError("--sweep, --explain and --os need a chip", shown.known_chips())
     with progress("plan"):  # which imports for seconds
         from cetane.gates.residency.target import DEFAULT_OS, Target
-        from cetane.pipeline.plan import PlannedResidency, forecast, planner_for
         from cetane.pipeline.request import make_request
 
         target = Target(chip, os or DEFAULT_OS) if chip is not None else None
@@ -79,6 +78,7 @@ def plan(
             model, recipe, context, bits, parse_changes(settings), lora=lora,
             adapters=parse_adapters(adapter),
         )  # fmt: skip
+        from cetane.pipeline.plan import PlannedResidency, forecast, planner_for
     if target and sweep:
         rank_all(request, target, json)
         return

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from cetane.gates.explain import Explanation
     from cetane.pipeline.port_result import PortResult
 
+NO_WRONG_OP = ("compression", "weights")
+"""Causes of a red gate where cetane diff finds no op: the explanation says all there is."""
 RequireResidency = Annotated[
     bool | None,
     typer.Option(
@@ -105,15 +107,16 @@ def port(
     with progress("plan"):  # which imports for seconds
         from cetane.cli.plan_tables import show as show_plan
         from cetane.gates.residency.target import DEFAULT_OS
-        from cetane.pipeline.plan import planner_for
-        from cetane.pipeline.port import port_request, residency_for
         from cetane.pipeline.request import make_request
 
-        asked = residency_for(chip, os or DEFAULT_OS, require_residency)
         changes = ({} if quality is None else {"quality": quality}) | parse_changes(settings)
         request = make_request(
             model, recipe, context, bits, changes, budget, lora, parse_adapters(adapter), text
         )
+        from cetane.pipeline.plan import planner_for
+        from cetane.pipeline.port import port_request, residency_for
+
+        asked = residency_for(chip, os or DEFAULT_OS, require_residency)
         plan = planner_for(request, asked.target if asked.named else None).plan()
     if not json:
         show_plan(plan, chip, tables=verbose)
@@ -174,8 +177,8 @@ def show(result: PortResult, seconds: float, named: bool, fix: bool, verbose: bo
         say_next_run(path)
     elif result.golden.passed:  # only residency is red
         say_next(*audit_words(result))
-    elif result.explanation is None or result.explanation.cause != "compression":
-        say_next("diff", path, "--model", result.bundle.manifest.source)  # else no op is wrong
+    elif result.explanation is None or result.explanation.cause not in NO_WRONG_OP:
+        say_next("diff", path, "--model", result.bundle.manifest.source)
 
 
 def show_mend(why: Explanation | None, fix: bool) -> None:
@@ -199,7 +202,9 @@ def show_residency(result: PortResult, named: bool) -> None:
         return
     if audit.tiny:
         say_wrapped(f"{judged}: so small a model stays on the CPU, by the rule tiny-program")
-    for reason in audit.reasons:
+    why = result.explanation
+    explained = why is not None and why.cause == "residency"
+    for reason in audit.reasons[explained:]:  # the explanation tells the first
         warn_wrapped(f"{judged}: {reason}")
     if not named:
         say_wrapped(

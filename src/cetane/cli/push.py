@@ -39,9 +39,9 @@ def push(
     It goes to the Hugging Face hub, with a model card from the bundle's gates. It uses your login:
     hf auth login.
     """
-    from cetane.report.push import push as upload
-
     with progress("push"):
+        from cetane.report.push import push as upload  # which imports for seconds
+
         done = upload(
             folder,
             repo,

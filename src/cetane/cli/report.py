@@ -37,7 +37,14 @@ def report(
 
     The page needs no other file and no network. Its figures lie beside it as JSON.
     """
-    from cetane.files import check_outside, check_writable, disk_errors, write_json, write_text
+    from cetane.files import (
+        check_outside,
+        check_writable,
+        disk_errors,
+        make_folder_of,
+        write_json,
+        write_text,
+    )  # fmt: skip
     from cetane.report.content.page import BundleReport
     from cetane.report.page import page
 
@@ -51,6 +58,7 @@ def report(
         content = collect(subject, sweep, bench, lab, chip, model)
     beside = output.with_suffix(".json")
     written, made = finite(content.model_dump(mode="json")), page(content)
+    make_folder_of(output)
     with disk_errors(beside):
         write_json(beside, written)
     write_text(output, made)

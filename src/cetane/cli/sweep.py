@@ -86,9 +86,10 @@ def sweep(
     """
     from cetane.gates.residency.target import DEFAULT_OS
     from cetane.hardware.chips import DEFAULT_CHIP
-    from cetane.sweeps.run import sweep as run_sweep
 
     with crew(workers, scheduler, store) as opened, progress("sweep") as update:
+        from cetane.sweeps.run import sweep as run_sweep  # which imports for seconds
+
         result = run_sweep(
             model, text=text, budget=budget, formats=formats or [],
             chip=DEFAULT_CHIP if chip is None else chip, os=os or DEFAULT_OS, recipe=recipe,

@@ -51,11 +51,11 @@ def train_head(
     With `torchrun`, it trains on several devices. Exit code 1 when its golden gate fails: then an
     earlier one stays.
     """
-    from cetane.pipeline.draft_head import train_draft_head as train
-    from cetane.pipeline.draft_head_result import DraftHeadSettings
+    with progress(f"train {kind}") as update:  # which imports for seconds
+        from cetane.pipeline.draft_head import train_draft_head as train
+        from cetane.pipeline.draft_head_result import DraftHeadSettings
 
-    settings = DraftHeadSettings(tokens, window, vocabulary, steps, epochs, minutes, batch)
-    with progress(f"train {kind}") as update:
+        settings = DraftHeadSettings(tokens, window, vocabulary, steps, epochs, minutes, batch)
         result = train(
             bundle,
             kind,

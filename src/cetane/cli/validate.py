@@ -11,6 +11,7 @@ from cetane.cli.options import (
     MovedAdapters,
     MovedLora,
     Verbose,
+    a_bundle,
     parse_adapters,
     parse_ids,
     refuse,
@@ -88,6 +89,7 @@ def validate(
             },
         )  # fmt: skip
         return validate_folder(bundle, json)
+    a_bundle(bundle)
     if (layer is not None) + full + (text is not None) > 1:
         raise CetaneError("--layer, --full and --perplexity exclude each other")
     if text is None:
@@ -108,9 +110,10 @@ def validate_alone(
 ) -> None:
     """Judge the shard of one block, or every shard, each alone."""
     from cetane.cli.validate_tables import show_layers
-    from cetane.pipeline.validate import validate_layers
 
     with progress("validate") as update:
+        from cetane.pipeline.validate import validate_layers  # which imports for seconds
+
         judged = validate_layers(
             bundle, block=block, prompt_ids=ids, probes=probes, progress=update, **moved
         )
@@ -122,9 +125,10 @@ def validate_perplexity(
 ) -> None:
     """Measure perplexity on a text."""
     from cetane.cli.validate_tables import show_perplexity
-    from cetane.pipeline.validate import perplexity
 
     with progress("perplexity") as update:
+        from cetane.pipeline.validate import perplexity  # which imports for seconds
+
         quality = perplexity(bundle, text, tokens=tokens, progress=update, **moved)
     if json:
         print_json({"perplexity": quality.model_dump(mode="json")})
@@ -136,9 +140,10 @@ def validate_perplexity(
 def validate_gates(bundle: Path, moved: MovedFiles, verbose: bool, json: bool) -> None:
     """Ask all gates of a finished bundle."""
     from cetane.cli.validate_tables import show_gates
-    from cetane.pipeline.validate import validate as judge
 
     with progress("validate") as update:
+        from cetane.pipeline.validate import validate as judge  # which imports for seconds
+
         result = judge(bundle, progress=update, **moved)
     conclude(result, json, lambda outcome: show_gates(outcome, verbose, bundle))
 

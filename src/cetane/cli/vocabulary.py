@@ -51,10 +51,11 @@ def vocabulary(
     greedy choices in these texts. Special tokens, bytes and single characters always stay, so that
     any text can be written. A recipe then names the file.
     """
-    from cetane.pipeline.request import make_request
-    from cetane.pipeline.vocabulary import choose_vocabulary
 
     with progress("vocabulary") as update:
+        from cetane.pipeline.request import make_request  # which imports for seconds
+        from cetane.pipeline.vocabulary import choose_vocabulary
+
         result = choose_vocabulary(
             make_request(model, recipe), text, output, held_out=held_out or [],
             coverage=coverage, choices=choices, progress=update,

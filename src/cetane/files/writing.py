@@ -16,6 +16,7 @@ import tomli_w
 
 from cetane.errors import CetaneError
 from cetane.files.paths import cache_dir
+from cetane.files.reading import is_present
 
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Error numbers of a place that this process may only read."""
@@ -91,11 +92,17 @@ def in_cache(path: Path) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Make the folder of a file to come, for work that should not be lost at its end. Raise
-    CetaneError unless that folder takes files."""
+    """Raise CetaneError unless the folder of a file to come takes files, or can be made. It makes
+    none: that is for work that should not be lost at its end, and may fail before."""
+    with disk_errors(path):
+        folder = next(folder for folder in path.absolute().parents if is_present(folder))
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def make_folder_of(path: Path) -> None:
+    """Make the folder of a file to come. CetaneError if the disk refuses it."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,7 +1,7 @@
 """The work of a decoder, from its shapes alone, for measurements of models that others ported.
 
 The bytes that a graph moves are those of its operations in the ports' own graphs. They treat the
-cache in one of three ways (`Contract`):
+cache in one of these ways (`Contract`), or have `none`:
 
 - `blended`: an MLState, blended with the new columns (`COPIES`);
 - `stateful`: an MLState, written in place and copied out;
@@ -45,6 +45,18 @@ class Layer(Data):
     cache: int
     """Channels of the keys that it keeps, 0 if it reads those of another layer."""
     window: int | None = None
+
+    def copies(self, contract: Contract) -> int:
+        """The passes of a call over the layer's own cache, beside those of attention."""
+        match contract:
+            case "blended":
+                return COPIES["blend"]
+            case "stateful":
+                return COPIES["copy"]
+            case "io":
+                return COPIES["shift" if self.window else "blend"]
+            case "none":
+                return 0
 
 
 class Decoder(Data):
@@ -131,14 +143,8 @@ class Decoder(Data):
             memory += 2 * HALF * seen * (layer.keys + 2 * layer.query * self.repeats_keys)
             macs += 2 * layer.query * seen * tokens
             own = 2 * HALF * layer.cache * seen
-            match contract:
-                case "blended":
-                    memory += COPIES["blend"] * own
-                case "stateful":
-                    memory += COPIES["copy"] * own
-                case "io":
-                    memory += COPIES["shift" if layer.window else "blend"] * own
-                    border += 2 * own
+            memory += layer.copies(contract) * own
+            border += 2 * own * (contract == "io")
         if self.per_layer and start == 0:
             add("attention", self.layers * self.per_layer * self.hidden)
         if head:

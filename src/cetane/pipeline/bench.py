@@ -26,6 +26,7 @@ from cetane.speculate.open import (
     AUTO,
     DrafterOptions,
     call_times,
+    check_drafter,
     longest_draft,
     open_drafters,
 )
@@ -102,7 +103,9 @@ def bench(
     idle = os.getloadavg()[0] < IDLE
     opened = Bundle(Path(bundle))
     opened.verify()
-    opened.plan.on(adapter)  # these two refuse before the bundle is opened
+    opened.plan.on(adapter)  # this and the next two refuse before the bundle is opened
+    for name in drafters:
+        check_drafter(name, opened)
     ids = suite_tokens(opened, categories, prompts)
     if exclusive:
         share_threads()

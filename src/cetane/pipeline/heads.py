@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cetane.checkpoint import SeenByHeads, Tokenizer
 from cetane.errors import CetaneError
 from cetane.families import streaming_layers
-from cetane.files import Progress, disk_errors, silent, write_json
+from cetane.files import Progress, disk_errors, make_folder_of, silent, write_json
 from cetane.gates.probes import english
 from cetane.pipeline.request import Request, check_named_file
 from cetane.planner import Planner, as_recipe_asks
@@ -95,6 +95,7 @@ def find_heads(
             "--method mass takes one layer at a time",
         )
     scores = score(request, reference.model, layers, lessons, method, progress)
+    make_folder_of(output)
     with disk_errors(output):
         write_json(output, scores.model_dump(mode="json"))
     streaming = Streaming(scores=scores)
@@ -104,8 +105,8 @@ def find_heads(
 
 
 def check_heads_request(request: Request, output: Path, tokens: int) -> None:
-    """Make the output's folder. Raise CetaneError for more tokens than the model reads, for too few
-    to judge, and for an output that cannot be written."""
+    """Raise CetaneError for more tokens than the model reads, for too few to judge, and for an
+    output that cannot be written."""
     model = request.planner.model
     if model.max_context < LEAST:
         raise CetaneError(

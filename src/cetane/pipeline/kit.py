@@ -13,6 +13,7 @@ from cetane.files import (
     check_outside,
     check_writable,
     disk_errors,
+    make_folder_of,
     replacing,
     silent,
 )
@@ -63,6 +64,7 @@ def make_kit(
     with disk_errors(target), tempfile.TemporaryDirectory(prefix="cetane-kit-") as temporary:
         folder = Path(temporary)
         content = write_folder(opened, folder, progress)
+        make_folder_of(target)
         with replacing(target) as archive:
             pack(opened, folder, archive, progress)
     entries = content["bundles"]

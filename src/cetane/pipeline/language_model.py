@@ -18,7 +18,7 @@ from cetane.mil.fast.compiled import compile_loop
 from cetane.pipeline.answer_session import AnswerSession, CompletionStream
 from cetane.pipeline.completion import AnswerOptions, Completion, Sampling
 from cetane.pipeline.prompt import SHORTER, Message, Prompt, TooLong, prompt_ids
-from cetane.speculate.open import AUTO, DrafterOptions
+from cetane.speculate.open import AUTO, PLAIN, DrafterOptions, check_drafter
 from cetane.validation import validated
 
 ANSWER_TOKENS = 512
@@ -217,7 +217,9 @@ def load(
         )
     if isinstance(speculative, str):
         speculative = DrafterOptions(speculative)
-    opened.plan.on(adapter)  # refuses before the model is opened
+    opened.plan.on(adapter)  # this and the next refuse before the model is opened
+    if speculative is not None and speculative.drafter != PLAIN:
+        check_drafter(speculative.drafter, opened)
     model = LanguageModel(opened, backend, speculative)
     model.adapter = adapter
     if isinstance(model.engine.backend, PortableBackend):

@@ -307,7 +307,7 @@ def fitting_prefill(recipe: Recipe, wanted: Mapping[str, Any]) -> dict[str, int]
 
 
 def check_named_file(output: Path, read: Callable[[Path], object]) -> None:
-    """Make the folder of a file that recipes shall name, and that `read` reads.
+    """Check the place of a file that recipes shall name, and that `read` reads.
 
     CetaneError for a place that takes none: a folder, a bundle, which lists its files, and a file
     that `read` refuses, since it is not an earlier one.

@@ -15,7 +15,7 @@ import numpy as np
 
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import Progress, disk_errors, sha256, silent
+from cetane.files import Progress, disk_errors, make_folder_of, sha256, silent
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.pipeline.request import Request, check_named_file
@@ -212,6 +212,7 @@ def choose_vocabulary(
     sizes = HeadSizes(request, chosen, held)
     count = fewest(chosen, sizes.order, len(sizes.necessary), coverage)
     subset = sizes.subset(count)
+    make_folder_of(output)
     with disk_errors(output):
         subset.save(output)
     vocab, least = planner.model.vocab, len(sizes.necessary)

@@ -87,9 +87,13 @@ def naming(weight: Weight) -> Iterator[None]:
 
 
 def can_be_fitted(weight: Weight, form: Format) -> bool:
-    """Whether a weight can have fitted constants. It must be a matrix of the checkpoint, which may
-    be transposed there, rows or columns of one, or a matrix of experts; a factor may multiply it.
-    So may rows of each head be, transposed. Its format must have levels to choose among."""
+    """Whether a weight can have fitted constants. Its format must have levels to choose among. It
+    must be one of these, which a factor may multiply:
+
+    - a matrix of the checkpoint, or its transpose;
+    - rows or columns of one, or transposed rows of each head;
+    - a matrix of experts.
+    """
     if weight.of_experts:
         return experts_can_be_fitted(weight, form)
     if weight.kind is None or len(weight.stored) != 2:

@@ -66,9 +66,9 @@ class Nearest:
 def nearest_family(checkpoint: ModelSource) -> Nearest | None:
     """The family that would read most of a checkpoint's tensors; None if no family reads any.
 
-    Ties go to the family that reads most keys of the config, next to the one with the fewest
-    tensors, last to the one whose module has its name. CetaneError for a config with more layers
-    than the checkpoint has tensors: every family would make them all.
+    A tie goes to the family that reads most keys of the config. Of these it goes to the one with
+    the fewest tensors, and last to the one whose module has its name. CetaneError for a config with
+    more layers than the checkpoint has tensors: every family would make them all.
     """
     check_layers(checkpoint)
 

@@ -79,6 +79,18 @@ class Programs(Protocol):
         """The torch module of a function."""
 
 
+def check_as_asked(checkpoint: ModelSource, recipe: Recipe) -> None:
+    """Raise CetaneError for channels that are not turned, or heads in another order, where the
+    recipe asks for that."""
+    hint = "give the planner planner.as_recipe_asks(checkpoint, recipe)"
+    if recipe.compression.rotate and not isinstance(checkpoint, RotatedCheckpoint):
+        raise CetaneError("compression.rotate: the checkpoint's channels are not turned", hint)
+    if recipe.cache.streaming is not None and streamed_part(checkpoint) is None:
+        raise CetaneError(
+            "cache.streaming: the checkpoint's heads are not in the order of the recipe", hint
+        )
+
+
 class Planner:
     """Resolves one recipe for one checkpoint, and keeps the blocks that builds and engines use."""
 
@@ -90,16 +102,7 @@ class Planner:
     ) -> None:
         """`like` is a planner of the same checkpoint, with which this one shares blocks and checks
         as far as the recipes agree. Raises CetaneError for a recipe that does not fit."""
-        if recipe.compression.rotate and not isinstance(checkpoint, RotatedCheckpoint):
-            raise CetaneError(
-                "compression.rotate: the checkpoint's channels are not turned",
-                "give the planner planner.as_recipe_asks(checkpoint, recipe)",
-            )
-        if recipe.cache.streaming is not None and streamed_part(checkpoint) is None:
-            raise CetaneError(
-                "cache.streaming: the checkpoint's heads are not in the order of the recipe",
-                "give the planner planner.as_recipe_asks(checkpoint, recipe)",
-            )
+        check_as_asked(checkpoint, recipe)
         self.checkpoint, self.recipe = checkpoint, recipe
         self.adapters = adapters_of(checkpoint)
         self.adapter: str | None = None

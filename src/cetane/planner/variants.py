@@ -45,8 +45,8 @@ class Variants:
         ]
 
     def step(self, step: Step | Route, capacity: int | None, adapter: str | None) -> Step | Route:
-        """A step of the base at the context, with the functions of a smaller capacity and of an
-        adapter where there are such; None for the context, and for the base."""
+        """A step of the base at the context, with other functions where there are such: those of a
+        smaller capacity, and of an adapter. None stands for the context, and for the base."""
         if capacity is not None:
             own = self._names_at(step.shard, capacity)
             names = {name: at_capacity(name, capacity) for name in called_by(step)}

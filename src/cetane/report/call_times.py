@@ -41,8 +41,13 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
         if model is not None:
             raise
         return Absent(why=f"Nothing is predicted: {error.message}.", command=elsewhere)
-    planner, predictor = Planner(checkpoint, bundle.plan.recipe), Predictor(chip)
-    flexible = bundle.plan.recipe.tokens.shapes == "range"  # the ANE runs only the default shape
+    return predicted(Planner(checkpoint, bundle.plan.recipe), chip)
+
+
+def predicted(planner: Planner, chip: Chip) -> CallTimes:
+    """The times of every mode at the context, and of decoding at others."""
+    predictor = Predictor(chip)
+    flexible = planner.recipe.tokens.shapes == "range"  # the ANE runs only the default shape
     modes = [
         call_time(predictor.predict(planner, mode))
         for mode, tokens in planner.recipe.tokens.by_mode().items()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from cetane.bundle import Bundle
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.limits import limits
+from cetane.gates.quality import TextQuality
 from cetane.gates.residency.audit import Audit, weights_off_ane
 from cetane.gates.verdict import Check
 from cetane.report.content.figures import DiskUse
@@ -26,39 +27,12 @@ def key_figures(
     if gates.golden is not None:
         yield from agreement(gates.golden, bundle.plan.recipe.quality)
     if gates.perplexity is not None:
-        quality, text = gates.perplexity
-        yield KeyFigure(
-            name="perplexity",
-            value=quality.ratio,
-            unit="× the original's",
-            basis="measured",
-            better="lower",
-            limit=quality.limit,
-            note=f"{quality.tokens:,} tokens of {text}",
-        )
-    yield KeyFigure(
-        name="weights off the Neural Engine",
-        value=100 * weights_off_ane(audit.functions),
-        unit="%",
-        basis="measured" if audit.basis == "measured" else "predicted",
-        better="lower",
-        limit=100 * limits().residency.weights_off_ane,
-        note=f"by rules, {audit.target}" if audit.basis == "predicted" else str(audit.target),
-    )
+        yield perplexity(*gates.perplexity)
+    yield off_the_ane(audit)
     if isinstance(device, OnDevice):
         yield from measured_figures(device)
     if isinstance(times, CallTimes):
-        decode = times.modes[0]
-        yield KeyFigure(
-            name="speed",
-            value=decode.tok_s,
-            unit="tokens/s",
-            basis="predicted",
-            better="higher",
-            low=None if decode.high is None else 1000 * decode.tokens / decode.high,
-            high=None if decode.low is None else 1000 * decode.tokens / decode.low,
-            note=f"decoding on {times.chip}",
-        )
+        yield predicted_speed(times)
     yield KeyFigure(
         name="size",
         value=disk.bytes / 1e6,
@@ -105,6 +79,47 @@ def agreement(golden: GoldenResult, quality: Quality) -> Iterator[KeyFigure]:
             limit=distance.limit,
             note="from the original, on text",
         )
+
+
+def perplexity(quality: TextQuality, text: str) -> KeyFigure:
+    """The perplexity on a text, compared with the original's."""
+    return KeyFigure(
+        name="perplexity",
+        value=quality.ratio,
+        unit="× the original's",
+        basis="measured",
+        better="lower",
+        limit=quality.limit,
+        note=f"{quality.tokens:,} tokens of {text}",
+    )
+
+
+def off_the_ane(audit: Audit) -> KeyFigure:
+    """The share of the weights that ops elsewhere read."""
+    return KeyFigure(
+        name="weights off the Neural Engine",
+        value=100 * weights_off_ane(audit.functions),
+        unit="%",
+        basis="measured" if audit.basis == "measured" else "predicted",
+        better="lower",
+        limit=100 * limits().residency.weights_off_ane,
+        note=f"by rules, {audit.target}" if audit.basis == "predicted" else str(audit.target),
+    )
+
+
+def predicted_speed(times: CallTimes) -> KeyFigure:
+    """The speed of decoding at the bundle's context, by the cost model."""
+    decode = times.modes[0]
+    return KeyFigure(
+        name="speed",
+        value=decode.tok_s,
+        unit="tokens/s",
+        basis="predicted",
+        better="higher",
+        low=None if decode.high is None else 1000 * decode.tokens / decode.high,
+        high=None if decode.low is None else 1000 * decode.tokens / decode.low,
+        note=f"decoding on {times.chip}",
+    )
 
 
 def measured_figures(device: OnDevice) -> Iterator[KeyFigure]:

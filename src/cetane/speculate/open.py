@@ -11,6 +11,7 @@ from pydantic import Field
 
 from cetane import __version__
 from cetane.bundle import Bundle
+from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.engine import Engine
 from cetane.engine.open import open_backend, open_engine
 from cetane.engine.sampling import Sampler
@@ -62,6 +63,7 @@ def open_drafters(
     With `remember`, a suffix trie that was asked for by name is kept between runs, by tokenizer.
     Raises CetaneError for an unknown drafter, or one that does not fit the bundle.
     """
+    check_drafter(options.drafter, bundle)
     ngram = Ngram(options.ngram_min, options.ngram_max)
     owner = tokenizer_hash(bundle)
     texts = cache_dir() / "suffixes" / f"{owner[:16]}.trie" if remember else None
@@ -79,30 +81,40 @@ def open_drafters(
     if options.drafter == AUTO:
         head = open_best_head(bundle, backend)
         return default_drafters(options, bundle.plan, EarlierAnswers(), head)
-    draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
+    draft_heads = draft_heads_of(bundle)
     if options.drafter in draft_heads:
         draft_head = draft_heads[options.drafter]
         return [open_drafter(draft_head, bundle, open_backend(draft_head, backend))]
-    if options.drafter in KINDS:
+    return [DraftModel(open_smaller(options.drafter, bundle, backend), sampler)]
+
+
+def check_drafter(name: str, bundle: Bundle) -> None:
+    """Raise CetaneError for a drafter that is not there. It opens none: that takes seconds."""
+    if name in (AUTO, *LOOKUPS, TriForce.name) or name in draft_heads_of(bundle):
+        return
+    if name in KINDS:
         raise CetaneError(
-            f"{bundle.path} has no {options.drafter} draft head",
-            f"cetane train-head {quote(str(bundle.path))} {options.drafter} makes one; "
+            f"{bundle.path} has no {name} draft head",
+            f"cetane train-head {quote(str(bundle.path))} {name} makes one; "
             "cetane add-head takes one of another bundle",
         )
-    return [DraftModel(open_smaller(options.drafter, bundle, backend), sampler)]
+    if not Path(name).exists():
+        names = ", ".join(known for known in NAMES if known != PLAIN)
+        raise CetaneError(
+            f"no drafter {name!r}, and no such folder: {name}",
+            f"known: {names}, or the path of a bundle",
+        )
+
+
+def draft_heads_of(bundle: Bundle) -> dict[str, DraftHead]:
+    """A bundle's draft heads, by the names of their drafters."""
+    return {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
 
 
 def open_smaller(name: str, bundle: Bundle, backend: str) -> Engine:
     """The engine of another bundle, at the path `name`, that drafts for this one. Raises
     CetaneError if it does not fit."""
-    path = Path(name)
-    if not path.exists():
-        names = ", ".join(known for known in NAMES if known != PLAIN)
-        raise CetaneError(
-            f"no drafter {name!r}, and no such folder: {path}",
-            f"known: {names}, or the path of a bundle",
-        )
-    other = Bundle(path)
+    other = Bundle(Path(name))
     other.verify()
     same = tokenizer_hash(other) == tokenizer_hash(bundle)
     if not same or other.plan.vocab != bundle.plan.vocab:

@@ -207,11 +207,11 @@ def check_packages(folder: Path, sizes: PackageSizes, owners: list[str]) -> Iter
     if not layouts:
         lasts = [f"{names[-1]}.mlpackage" for names in CHUNKS.values()]
         yield f"none of {', '.join(lasts)}"
-    owned = 0
+    in_first = 0
     for names in layouts:
-        owned = yield from check_layout(folder, sizes, owners, names)
+        in_first = yield from check_layout(folder, sizes, owners, names)
     if any(is_there(folder, name) for name in PREFILL):
-        split = owned if layouts and len(layouts[-1]) in VERIFYING else 0
+        split = in_first if layouts and len(layouts[-1]) in VERIFYING else 0
         yield from check_prefill(folder, sizes, owners, split or None)
 
 
@@ -230,8 +230,9 @@ def check_layout(
         return 0
     both = functions == {frozenset({DECODE, VERIFY})}
     owned = [caches(program.functions[DECODE if both else "main"]) for program in programs]
-    if sum(sum(kinds.values()) for kinds in owned) != len(owners):
-        yield f"packages have {sum(sum(k.values()) for k in owned)} caches, not {len(owners)}"
+    counts = [sum(kinds.values()) for kinds in owned]
+    if sum(counts) != len(owners):
+        yield f"packages have {sum(counts)} caches, not {len(owners)}"
     if both and not commits(owned):
         yield f"{names[0]}: {VERIFY}, but the runtime writes verified columns as for E2B"
     decode, verify = Chain(sizes, "decode"), Chain(sizes, "verify")
@@ -245,7 +246,7 @@ def check_layout(
         for chain, function in ((decode, DECODE), (verify, VERIFY)):
             where = f"{name}/{function}"
             yield from chain.problems(where, program.functions[function], kinds, last)
-    return sum(owned[0].values())
+    return counts[0]
 
 
 def check_prefill(

@@ -27,6 +27,13 @@ from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
 from cetane.schema.recipe import LayoutSection, Mode, Recipe
 
+CHOICES: dict[Mode, tuple[str, ...]] = {
+    "decode": ("token_id", "token_logit", "hidden_states_out"),
+    "verify": ("token_ids", "hidden_states_out"),
+    "prefill": ("token_id", "token_logit"),
+}
+"""Their names of what the last package gives in place of logits."""
+
 
 class ContractCaches(CachePlan):
     """Caches of calls that see their own columns, and hand them to the host."""
@@ -140,11 +147,6 @@ class ContractPlanner(Planner):
             if (there := names.get(item.name)) is not None
         ]
         if heads:
-            given = {
-                "decode": ("token_id", "token_logit", "hidden_states_out"),
-                "verify": ("token_ids", "hidden_states_out"),
-                "prefill": ("token_id", "token_logit"),
-            }[mode]
             outputs += [
                 Output(
                     name=there,
@@ -152,7 +154,7 @@ class ContractPlanner(Planner):
                     dtype="int32" if there.startswith("token_id") else "fp16",
                     sink=ToTensor(name=there),
                 )
-                for there in given
+                for there in CHOICES[mode]
             ]
         if heads and mode == "prefill":
             inputs[LAST_POSITION] = Input(
