@@ -428,11 +428,11 @@ def test_build(
     build = ("build", tiny_checkpoint_folder, "-r", file, "-o", ported.path)
     assert cetane(*build, "--json").json == {"bundle": str(ported.path), "digest": ported.digest}
     size = sum(record.bytes for record in ported.manifest.files.values()) / 1e6
-    shown = f"kept {ported.path}: {size:.1f} MB\nnext: cetane validate {ported.path}\n"
+    shown = f"kept {ported.path}: {size:.3f} MB\nnext: cetane validate {ported.path}\n"
     assert cetane(*build).out == shown
     again = shutil.copytree(ported.path, tmp_path / "again")
     remade = cetane(*build[:-1], again, "--rebuild").out
-    assert remade.startswith(f"wrote {again}: {size:.1f} MB\n")
+    assert remade.startswith(f"wrote {again}: {size:.3f} MB\n")
 
 
 def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:

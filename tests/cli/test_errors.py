@@ -120,7 +120,7 @@ def broken_config(folder: Path) -> Path:
 
 
 def unknown_architecture(folder: Path) -> Path:
-    edit(folder / "config.json", model_type="mamba", architectures=["MambaForCausalLM"])
+    edit(folder / "config.json", model_type="rwkv", architectures=["RwkvForCausalLM"])
     return folder
 
 
@@ -155,7 +155,7 @@ def more_layers(folder: Path) -> Path:
         (pickle_file, "weights.pt is a pickle"),
         (no_config, "has no config.json"),
         (broken_config, "config.json is not valid JSON"),
-        (unknown_architecture, "unknown architecture 'mamba'; nearest is llama"),
+        (unknown_architecture, "unknown architecture 'rwkv'; nearest is llama"),
         (other_sizes, "mlp."),
         (other_activation, "hidden_act = 'swiglu'"),
         (no_rope_theta, "rope_theta = None, not a positive number"),

@@ -168,7 +168,7 @@ def test_missing_tensors(checkpoint, name: str) -> None:
     assert error.value.message == f"a tiny llama: no tensor {name}, which the config asks for"
 
 
-@pytest.mark.parametrize("kind", [None, "bloom", "", "LLAMA", ["llama"], 7])
+@pytest.mark.parametrize("kind", [None, "rwkv", "", "LLAMA", ["llama"], 7])
 def test_unknown_architectures(kind: Any) -> None:
     with pytest.raises(CetaneError, match=r"known: .*/docs/reference/models\.md; how") as error:
         author({"model_type": kind})
@@ -189,7 +189,7 @@ def test_the_page_of_limits_is_on_this_machine() -> None:
     assert Path(page).is_absolute() and Path(page).is_file()
 
 
-@pytest.mark.parametrize(("part", "named"), [("lfm2", True), ("mamba", False), (["lfm2"], False)])
+@pytest.mark.parametrize(("part", "named"), [("lfm2", True), ("rwkv", False), (["lfm2"], False)])
 def test_a_known_text_part_of_an_unknown_architecture(part: Any, named: bool) -> None:
     with pytest.raises(CetaneError, match="unknown architecture 'lfm2_vl'") as error:
         author({"model_type": "lfm2_vl", "text_config": {"model_type": part}})

@@ -152,7 +152,7 @@ def test_experts_learn(folders: dict[str, Path]) -> None:
     """Their constants change, and serve transformers' model better than those they began with."""
     checkpoint = open_checkpoint(folders["mixtral"])
     asked = {"types": {"experts": "palette2-kmeans-group8"}, "default": "fp16"}
-    learnt = resolve_recipe(checkpoint, recipe(method="tuned", minutes=1 / 10, **asked))
+    learnt = resolve_recipe(checkpoint, recipe(method="tuned", minutes=1 / 5, **asked))
     begun = resolve_recipe(checkpoint, recipe(method="gptq", **asked))
     assert learnt.compression.fitted is not None and begun.compression.fitted is not None
     one, two = learnt.compression.fitted.read(), begun.compression.fitted.read()

@@ -70,7 +70,7 @@ def test_a_file_for_recipes_replaces_nothing_else(
     earlier.write_text(found.model_dump_json())
     for output in (earlier, tmp_path / "folder" / "new.json"):
         check_named_file(output, read)
-    assert (tmp_path / "folder").is_dir()
+    assert not (tmp_path / "folder").exists()
 
 
 @pytest.mark.parametrize("kind", ["auto", "per-layer"])

@@ -46,8 +46,8 @@ def test_a_config_that_no_family_can_have(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_a_model_with_other_names() -> None:
-    """mamba: no tensor has a name that a family knows, so none is near."""
-    assert nearest_family(InMemoryCheckpoint(build_model("mamba"))) is None
+    """rwkv: no tensor has a name that a family knows, so none is near."""
+    assert nearest_family(InMemoryCheckpoint(build_model("rwkv"))) is None
 
 
 def test_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +104,6 @@ def test_a_refusal_names_it(kind: str, told: str) -> None:
 def test_a_refusal_without_one_names_all() -> None:
     recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
     with pytest.raises(
-        CetaneError, match=r"unknown architecture 'mamba' .all [0-9]+ that are known: "
+        CetaneError, match=r"unknown architecture 'rwkv' .all [0-9]+ that are known: "
     ):
-        Planner(InMemoryCheckpoint(build_model("mamba")), recipe)
+        Planner(InMemoryCheckpoint(build_model("rwkv")), recipe)

@@ -29,8 +29,7 @@ class Held(NamedTuple):
 
     bounds: tuple[float, ...]
     magnitude: float
-    """The mean magnitude of the tensor that it holds; infinity for one that
-    no clamp sets."""
+    """The mean magnitude of the tensor that it holds; infinity if no clamp holds it."""
 
 
 class Bounds(TorchFunctionMode):

@@ -360,10 +360,12 @@ BAMBA = Architecture(
 def architecture_of(keys: Keys) -> Architecture | None:
     """The architecture of a file; None for an unknown name."""
     name = keys.architecture
+    if not isinstance(name, str):
+        return None
     if name == "llama" and keys.optional("expert_count"):
         return MIXTRAL
     if name == "glm4" and keys.get("rope.dimension_sections") is not None:
         return SEEING_GLM4
     if name == "granitehybrid" and keys.get("logit_scale") is None:
         return BAMBA
-    return ARCHITECTURES.get(name) if isinstance(name, str) else None
+    return ARCHITECTURES.get(name)
