@@ -1448,13 +1448,31 @@ def mixtures(port: AuthoredPort) -> list[Any]:
 @mutation("a token takes one expert fewer", "graph")
 def _(port: AuthoredPort) -> None:
     block = mixtures(port)[0]
-    block.mixture = replace(block.mixture, chosen=block.mixture.chosen - 1)
+    if block.bounded:  # it takes two, whatever else it holds
+        block.mixture = LoneMixture(**vars(block.mixture))
+    else:
+        block.mixture = replace(block.mixture, chosen=block.mixture.chosen - 1)
+
+
+class LoneMixture(SparseMixture):
+    def weigh(self, logits: Tensor, axes: Axes, correction: Any = None) -> Tensor:
+        first, _ = self.taken(logits, axes)
+        return self.share(logits, first)
 
 
 @mutation("weights of experts normalised, or not", "graph")
 def _(port: AuthoredPort) -> None:
     for block in mixtures(port):
-        block.mixture = replace(block.mixture, normalised=not block.mixture.normalised)
+        if block.bounded:  # its shares are not made of probabilities
+            block.mixture = NormedMixture(**vars(block.mixture))
+        else:
+            block.mixture = replace(block.mixture, normalised=not block.mixture.normalised)
+
+
+class NormedMixture(SparseMixture):
+    def weigh(self, logits: Tensor, axes: Axes, correction: Any = None) -> Tensor:
+        weights = super().weigh(logits, axes)
+        return weights / weights.sum(1, keepdim=True)
 
 
 @mutation("experts get each other's weights", "graph")
