@@ -864,6 +864,8 @@ def _(port: AuthoredPort) -> None:
 @mutation("a rewind keeps a larger capacity", "host", **GROWS)
 def _(port: AuthoredPort) -> None:
     """But not its slots, so no call after it fits."""
+    if not port.plan.caches:
+        raise Inapplicable
 
     def change(session: Session) -> None:
         memory, rewind = session.memory, session.memory.rewind
