@@ -6,70 +6,34 @@ The truth is transformers' `modeling_mamba2.py`.
 from functools import partial
 from typing import Protocol
 
-import torch
-
-from cetane.families.base import Block, Truth
-from cetane.families.blocks import PartNames, PreNormBlock
-from cetane.families.decoder import DecoderConfig, decoder_model
-from cetane.families.layers import RMSNorm
 from cetane.families.mamba2 import Mamba2, Mamba2Form, MambaRows, grouped, step_bounds
-from cetane.families.model import Model, StoredTable
-from cetane.families.options import ResidualOptions, residual_eps
+from cetane.families.mixers_alone import MixerBlock, MixersConfig, mixers_alone
+from cetane.families.model import Model
+from cetane.families.options import ResidualOptions
 
 Options = ResidualOptions
 MODEL_TYPES = ("mamba2",)
-NAMES = PartNames(norm="norm", mixer="mixer", layers="backbone.layers")
-LONGEST = 1 << 20
-"""Where a port's context ends. The model has no end, and keeps the same matrices of any text."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class PureMamba2Config(DecoderConfig, Protocol):
+class PureMamba2Config(MixersConfig, Protocol):
     """The keys that are read from a Mamba2Config."""
 
-    num_hidden_layers: int
-    hidden_act: str
-    layer_norm_epsilon: float
     num_heads: int
     head_dim: int
     n_groups: int
-    state_size: int
-    conv_kernel: int
-    use_conv_bias: bool
-    use_bias: bool
-    """Whether projections have biases."""
     time_step_limit: tuple[float, float]
 
 
-class PureMamba2Block(MambaRows, PreNormBlock):
+class PureMamba2Block(MambaRows, MixerBlock):
     """A layer."""
-
-    def truths(self) -> dict[str, Truth]:
-        return Block.truths(self)
 
 
 def author(config: PureMamba2Config, options: ResidualOptions) -> Model:
     """The model of a Mamba2Config."""
-    scale, size, eps = options.scale, config.hidden_size, config.layer_norm_epsilon
     form = mamba2_form(config)
-    norm = partial(RMSNorm, size, residual_eps(eps, scale))
-    with torch.device("meta"):
-        layers = [
-            PureMamba2Block(index, norm(), Mamba2(form, scale), names=NAMES, alone=NAMES.mixer)
-            for index in range(config.num_hidden_layers)
-        ]
-    return decoder_model(
-        config,
-        layers,
-        scale,
-        [],
-        StoredTable("backbone.embeddings.weight", factor=scale),
-        norm="backbone.norm_f.weight",
-        eps=eps,
-        reach=(LONGEST, None),
-        memory=form.memory,
-    )
+    return mixers_alone(config, options, PureMamba2Block, partial(Mamba2, form), form.memory)
 
 
 def mamba2_form(config: PureMamba2Config) -> Mamba2Form:

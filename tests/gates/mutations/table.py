@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Ma
 from .families import CONTEXT
 from .ports import AuthoredPort
 
+M = TypeVar("M", bound=torch.nn.Module)
 Place = Literal["graph", "reading", "constants", "host", "departure"]
 LAYER = 1
 """The layer that is changed, unless a mutation says otherwise."""
@@ -1605,13 +1606,36 @@ def _(port: AuthoredPort) -> None:
 # The delta rule -----------------------------------------------------------------------------------
 
 
-def delta_rule(port: AuthoredPort) -> DeltaNet:
-    """The mixer of the first layer of the delta rule."""
+def first_mixer(port: AuthoredPort, kind: type[M]) -> M:
+    """The mixer of the first layer that has one of a kind."""
     for block in port.planner.model.layers:
         for module in block.modules():
-            if isinstance(module, DeltaNet):
+            if isinstance(module, kind):
                 return module
     raise Inapplicable
+
+
+def with_values(
+    mixer: torch.nn.Module, leaf: torch.nn.Module, name: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    """Let a mixer compute with other values of a parameter of its `leaf`."""
+    forward = mixer.forward
+
+    def changed(*args: Any) -> Any:
+        own = leaf._parameters
+        before = own[name]
+        assert before is not None
+        own[name] = change(before)  # type: ignore[assignment]
+        try:
+            return forward(*args)
+        finally:
+            own[name] = before
+
+    mixer.forward = changed  # type: ignore[method-assign]
+
+
+def delta_rule(port: AuthoredPort) -> DeltaNet:
+    return first_mixer(port, DeltaNet)
 
 
 def split_otherwise(port: AuthoredPort, change: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
@@ -1684,30 +1708,12 @@ def _(port: AuthoredPort) -> None:
 
 
 def state_space(port: AuthoredPort) -> Mamba2:
-    """The mixer of the first layer of Mamba-2."""
-    for block in port.planner.model.layers:
-        for module in block.modules():
-            if isinstance(module, Mamba2):
-                return module
-    raise Inapplicable
+    return first_mixer(port, Mamba2)
 
 
 def with_numbers(port: AuthoredPort, name: str, change: Callable[[Tensor], Tensor]) -> None:
-    """Let a layer of Mamba-2 compute with other values of a parameter of its state space."""
     mixer = state_space(port)
-    forward = mixer.forward
-
-    def changed(*args: Any) -> Any:
-        own = mixer.space._parameters
-        before = own[name]
-        assert before is not None
-        own[name] = change(before)  # type: ignore[assignment]
-        try:
-            return forward(*args)
-        finally:
-            own[name] = before
-
-    mixer.forward = changed  # type: ignore[method-assign]
+    with_values(mixer, mixer.space, name, change)
 
 
 def stepped(port: AuthoredPort, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
@@ -1826,30 +1832,12 @@ def _(port: AuthoredPort) -> None:
 
 
 def scan(port: AuthoredPort) -> SelectiveScan:
-    """The mixer of the first layer with a scan."""
-    for block in port.planner.model.layers:
-        for module in block.modules():
-            if isinstance(module, SelectiveScan):
-                return module
-    raise Inapplicable
+    return first_mixer(port, SelectiveScan)
 
 
 def with_rates(port: AuthoredPort, name: str, change: Callable[[Tensor], Tensor]) -> None:
-    """Let a scan compute with other values of a parameter."""
     mixer = scan(port)
-    forward = mixer.forward
-
-    def changed(*args: Any) -> Any:
-        own = mixer.rates._parameters
-        before = own[name]
-        assert before is not None
-        own[name] = change(before)  # type: ignore[assignment]
-        try:
-            return forward(*args)
-        finally:
-            own[name] = before
-
-    mixer.forward = changed  # type: ignore[method-assign]
+    with_values(mixer, mixer.rates, name, change)
 
 
 def read_by_scan(port: AuthoredPort, change: Callable[..., Any]) -> None:
