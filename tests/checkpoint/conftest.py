@@ -101,6 +101,13 @@ NEMOTRON: dict[str, Any] = {
     "ssm_state_size": 10,
     "n_groups": 2,
 }
+GRANITE_WINDOWS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "layer_rope_theta": [0, 1e4, 1e4, 1e4],
+    "sliding_window": 7,
+    **MULTIPLIERS,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # general.architecture, then what the config has beyond TINY
     "llama": ("llama", {"model_type": "llama", "rope_parameters": {"rope_theta": 5e5}}),
@@ -596,25 +603,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "granite_swa",
         {
             "model_type": "granite_swa",
-            "num_hidden_layers": 4,
-            "layer_types": ["full_attention", "sliding_attention"] * 2,
-            "layer_rope_theta": [0, 1e4, 1e4, 1e4],
-            "sliding_window": 7,
-            **MULTIPLIERS,
+            **GRANITE_WINDOWS,
         },
     ),
     "granite-swa-experts": (
         "granite_swa",
         {
             "model_type": "granitemoe_swa",
-            "num_hidden_layers": 4,
-            "layer_types": ["full_attention", "sliding_attention"] * 2,
-            "layer_rope_theta": [0, 1e4, 1e4, 1e4],
-            "sliding_window": 7,
+            **GRANITE_WINDOWS,
             "num_local_experts": 5,
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 20,
-            **MULTIPLIERS,
         },
     ),
     "mellum": (

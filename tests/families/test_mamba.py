@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.conftest import InMemoryCheckpoint
-from tests.families.matrix_models import SCANS, build_scan
+from tests.families.matrix_models import SCANS, build_mamba2, build_scan
 from tests.families.parity import FEEDS, assert_parity, cuts
 from tests.families.recipes import recipe
 
@@ -64,9 +64,10 @@ def test_a_scan_is_its_recurrence(tokens: int) -> None:
         np.testing.assert_allclose(sums[0, :, :, token], state, rtol=1e-5)
 
 
-def test_an_older_name_of_the_embedding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+def test_an_older_name_of_the_embedding(kind: str, tmp_path: Path) -> None:
     """transformers reads it too."""
-    model = build_scan("mamba", tie_word_embeddings=False)
+    model = build_mamba2() if kind == "mamba2" else build_scan(kind, tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     older = {name.replace("embeddings.", "embedding."): t for name, t in load_file(path).items()}

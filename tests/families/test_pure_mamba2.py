@@ -1,19 +1,15 @@
 """Mamba-2 alone equals transformers at every position: matrices and histories, no caches."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from tests.conftest import InMemoryCheckpoint
 from tests.families.matrix_models import LIMITS, build_mamba2
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
 from tests.families.recipes import recipe
 
-from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.planner import Planner
 
@@ -54,18 +50,6 @@ def test_groups_that_do_not_divide_the_heads() -> None:
     model.config.n_groups = 3
     with pytest.raises(CetaneError, match="8 heads of Mamba-2 are not a multiple of 3 groups"):
         engine_of(model, recipe())
-
-
-def test_an_older_name_of_the_embedding(tmp_path: Path) -> None:
-    """transformers reads it too."""
-    model = build_mamba2()
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
-    older = {name.replace("embeddings.", "embedding."): t for name, t in load_file(path).items()}
-    save_file(older, path, {"format": "pt"})
-    read = open_checkpoint(tmp_path)
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(read.read(name), tensor)
 
 
 @st.composite

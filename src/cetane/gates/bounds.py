@@ -49,14 +49,14 @@ class Bounds(TorchFunctionMode):
         named = kwargs or {}
         name = named_by(func)
         softcap = name == "mul" and self._tanh is not None and args[0] is self._tanh
-        caller = calling(sys._getframe(1))
-        far = name in ("gt", "__gt__") and caller.f_code.co_name == MIXER
+        far = name in ("gt", "__gt__") and calling(sys._getframe(1)).f_code.co_name == MIXER
         if softcap or far or clamps(func, args):
             numbers = [v for v in (*args[1:], *named.values()) if isinstance(v, int | float)]
             whole = softcap or far
             magnitude = np.inf if whole else float(torch.linalg.vector_norm(args[0], 1))
             held = Held(tuple(map(float, numbers)), magnitude / args[0].numel())
-            self._note(caller if far else sys._getframe(1), held)
+            caller = sys._getframe(1)
+            self._note(calling(caller) if far else caller, held)
         result = func(*args, **named)
         self._tanh = result if name == "tanh" else None
         return result

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -352,7 +352,7 @@ class Routing:
             scores = BoundedScores.of(router, output[0], self.shape)
             self.margins[layer] = scores.margin(own, own_far)
             self.experts[layer], self.far[layer] = own, own_far
-            followed, far = self._followed(layer, own), self._followed_far(layer, own_far)
+            followed, far = self._followed(layer, own), self._followed(layer, own_far, "far")
             other = (followed != own).any(-1) | (far != own_far).any(-1).any(-1)
             tie = tie_of(scores.logits, scores.logits)
             follows = other & (scores.margin(followed, far) >= -tie)
@@ -364,22 +364,15 @@ class Routing:
 
         return forward
 
-    def _followed(self, layer: int, own: Tensor) -> Tensor:
-        """The port's choices `(B, T, chosen)`, and the router's `own` ones of other tokens."""
-        followed = own.clone()
-        for row, choices in enumerate(self.wanted):
-            if layer in choices:
-                numbers, experts, _ = choices[layer]
-                followed[row, torch.from_numpy(numbers)] = torch.from_numpy(experts)
-        return followed
-
-    def _followed_far(self, layer: int, own: Tensor) -> Tensor:
-        """The port's far experts `(B, T, chosen, E)`, and the router's `own` ones of other
+    def _followed(
+        self, layer: int, own: Tensor, part: Literal["experts", "far"] = "experts"
+    ) -> Tensor:
+        """A part of the port's choices `(B, T, ...)`, and the router's `own` ones of other
         tokens."""
         followed = own.clone()
         for row, choices in enumerate(self.wanted):
-            if layer in choices and (far := choices[layer].far) is not None:
-                followed[row, torch.from_numpy(choices[layer].numbers)] = torch.from_numpy(far)
+            if layer in choices and (theirs := getattr(choices[layer], part)) is not None:
+                followed[row, torch.from_numpy(choices[layer].numbers)] = torch.from_numpy(theirs)
         return followed
 
 

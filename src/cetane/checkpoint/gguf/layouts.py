@@ -177,18 +177,14 @@ def gates_and_ups(name: str, leaf: str, make: Callable[..., Array]) -> TensorRul
     return TensorRule(f"{_PREFIX}{name}", parts, make)
 
 
-EXPERTS = (
-    gates_and_ups("gate_up_proj", "weight", one_after_other),
-    TensorRule(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), as_stored),
-)
-UNGATED_EXPERTS = tuple(
-    TensorRule(f"{_PREFIX}{part}_proj", (f"{_PREFIX}{part}_proj.weight",), as_stored)
-    for part in ("up", "down")
-)
-JOINED_EXPERTS = tuple(
-    TensorRule(f"{_PREFIX}{part}_proj", (f"{_PREFIX}{part}_proj.weight",), as_stored)
-    for part in ("gate_up", "down")
-)
+def of_experts(part: str, make: Callable[..., Array] = as_stored) -> TensorRule:
+    """The rule of a matrix of all experts, which is one tensor in the file too."""
+    return TensorRule(f"{_PREFIX}{part}_proj", (f"{_PREFIX}{part}_proj.weight",), make)
+
+
+EXPERTS = (gates_and_ups("gate_up_proj", "weight", one_after_other), of_experts("down"))
+UNGATED_EXPERTS = (of_experts("up"), of_experts("down"))
+JOINED_EXPERTS = (of_experts("gate_up"), of_experts("down"))
 """Experts whose gates and ups are one tensor in the file too."""
 LLAMA4_EXPERTS = (
     gates_and_ups(
@@ -196,7 +192,7 @@ LLAMA4_EXPERTS = (
         "weight",
         lambda config, gate, up: transposed(config, one_after_other(config, gate, up)),
     ),
-    TensorRule(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), transposed),
+    of_experts("down", transposed),
 )
 """Llama 4's, transposed: all gates, then all ups."""
 
